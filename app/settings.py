@@ -104,6 +104,18 @@ class AppSettings(ModelSettings, frozen=True, kw_only=True):
             high=86400,
         ),
     ] = 120.0
+    sleep_host_gib: Annotated[
+        float | None,
+        Option(
+            "most host memory that models take to sleep, in GiB: a model that makes room for another, is idle or gets "
+            "POST /sleep keeps its weights there, page-locked, and is back without reading its files",
+            group="models",
+            metavar="GIB",
+            low=0.001,
+            high=65536,
+            default="none",
+        ),
+    ] = None
     cors_origins: Annotated[
         tuple[str, ...],
         Option(

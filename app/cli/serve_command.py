@@ -123,6 +123,7 @@ class FoundModels:
             reranker_model=_path(self.reranker) or "",
             reranker_name="".join(_names(self.reranker)),
             beside_others=beside_others,
+            can_sleep=given.value("sleep_host_gib") is not None,
             lora=tuple(f"{name}={folder}" for name, folder in self.adapters),
             fine_tuned=given.value("enable_fine_tuning"),
         )

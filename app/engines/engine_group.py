@@ -65,6 +65,17 @@ class EngineGroup:
                 )
         return infos[0]
 
+    async def sleep(self, timeout: float) -> bool:
+        """See `EngineSupervisor.sleep`; False where one of the engines could not."""
+        return all(await asyncio.gather(*(supervisor.sleep(timeout) for supervisor in self._supervisors)))
+
+    async def wake_up(self) -> EngineInfo:
+        """-> the facts of the first engine. Raises: EngineStartError if one cannot."""
+        await asyncio.gather(*(supervisor.wake_up() for supervisor in self._supervisors))
+        info = self._supervisors[0].info
+        assert info is not None, "it was ready before it slept"
+        return info
+
     async def stop(self, timeout: float) -> None:
         """Let the engines finish what runs, for at most `timeout` seconds, and end them."""
         await asyncio.gather(*(supervisor.stop(timeout) for supervisor in self._supervisors))

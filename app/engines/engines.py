@@ -67,6 +67,11 @@ class Engine:
         self._answer: asyncio.Future[None] | None = None
 
     @property
+    def takes_orders(self) -> bool:
+        """Its engine runs, asleep or not."""
+        return self.is_resident or self.status.in_host_memory
+
+    @property
     def members(self) -> tuple[ModelClient, ...]:
         """The clients of each of its engine processes."""
         return self.client.members if isinstance(self.client, ReplicatedClient) else (self.client,)
@@ -80,7 +85,8 @@ class Engine:
         """As the client's; an engine that need not be up is well."""
         state = self.status.state
         if not self.is_resident:
-            return True, f"the model is {'being loaded' if state == 'loading' else state}"
+            where = ", its weights are in host memory" if self.status.in_host_memory else ""
+            return True, f"the model is {'being loaded' if state == 'loading' else state}{where}"
         if state == "failed":
             return False, "the model could not be loaded"
         return self.client.health()
@@ -160,7 +166,11 @@ class Engines:
     @property
     def ready(self) -> bool:
         """Requests are taken, for one of the models at least."""
-        return any(engine.status.state in ("unloaded", "unloading") or engine.client.ready for engine in self._engines)
+        return any(
+            engine.status.state in ("unloaded", "unloading")
+            or (engine.status.state != "asleep" and engine.client.ready)
+            for engine in self._engines
+        )
 
     # -- use ------------------------------------------------------------------------------------
 
@@ -211,14 +221,16 @@ class Engines:
             return
         self._send(KeepAlive(index, None if seconds == math.inf else seconds))
 
-    async def sleep(self, index: int) -> None:
-        """End the model's engine once it has finished its requests; later ones are refused until `wake`.
+    async def sleep(self, index: int, *, keep: bool = True) -> None:
+        """Unload the model once it has finished its requests; later ones are refused until `wake`.
+
+        With `keep` its weights stay in host memory where there is room for them.
 
         Raises:
             EngineUnavailableError: the pool is not there.
         """
         token = next(self._tokens)
-        await self._order(Sleep(token, index), token)
+        await self._order(Sleep(token, index, keep), token)
 
     async def wake(self, index: int) -> None:
         """Load the model, asleep or not. Raises EngineUnavailableError where that fails."""

@@ -44,12 +44,17 @@ class ModelStatus(msgspec.Struct, frozen=True):
 
     Attributes:
         expires_at: `time.time()` at which it is unloaded unless it is used before; 0: not known, or never.
-        num_loads: since the server's start.
+        num_loads, num_wakes: since the server's start; it is woken where its weights were in host memory.
+        host_bytes: of host memory, that it takes to sleep, asleep or not.
+        in_host_memory: it is not loaded, and its weights are there.
     """
 
     state: State = "unloaded"
     expires_at: float = 0.0
     num_loads: int = 0
+    num_wakes: int = 0
+    host_bytes: int = 0
+    in_host_memory: bool = False
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -81,10 +86,11 @@ class KeepAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """End the model's engine, and start it for no request until `Wake`."""
+    """Unload the model, and load it for no request until `Wake`; with `keep` to host memory if there is room."""
 
     token: int
     model: int
+    keep: bool = True
 
 
 class Wake(msgspec.Struct, frozen=True, tag=True):

@@ -43,10 +43,12 @@ logger = logging.getLogger("tessera.models")
 
 LOOK_INTERVAL = 0.5  # seconds between two looks for idle models
 STOP_TIMEOUT = 5.0  # seconds, of an engine without requests
+SLEEP_TIMEOUT = 60.0  # seconds, of the same to fall asleep or wake up: locking host memory takes seconds
 RETRY_DELAY = 30.0  # seconds after a failed load in which requests are refused at once
 YIELD_TIMEOUT = 1.0  # seconds for the app processes to release what they do not use
 MAX_LINE = 2**16
 SHARE_MARGIN = 1e-6  # sums of shares are sums of floats
+AWAY: tuple[State, ...] = ("unloaded", "asleep")
 LOADED: tuple[State, ...] = ("loading", "loaded", "unloading")  # states that take room on the device
 
 
@@ -65,6 +67,7 @@ class EnginePool:
         run_dir: from `make_run_dir`; removed by `stop`.
         budget: most that the shares of the loaded models may add up to.
         patience: seconds that a model waits for others to become idle where there is no room.
+        host_bytes: most host memory that engines take to sleep, rather than to be ended.
         module, step_timeout: see `EngineSupervisor`.
         on_progress: called with the progress of loading.
     """
@@ -76,6 +79,7 @@ class EnginePool:
         *,
         budget: float = 1.0,
         patience: float = 60.0,
+        host_bytes: int = 0,
         module: str = "tessera.engine.ipc.process",
         step_timeout: float | None = None,
         on_progress: Callable[[LoadProgress], None] | None = None,
@@ -87,6 +91,7 @@ class EnginePool:
         ]
         self._budget = budget
         self._patience = patience
+        self._host_bytes = host_bytes
         self._module = module
         self._step_timeout = step_timeout
         self._on_progress = on_progress
@@ -170,7 +175,7 @@ class EnginePool:
                 model.keep_alive = message.limit
                 self._tell()
             case Sleep():
-                self._spawn(self._sleep(link, model, message.token))
+                self._spawn(self._sleep(link, model, message.token, keep=message.keep))
             case Wake():
                 self._spawn(self._wake(link, model, message.token))
 
@@ -198,12 +203,18 @@ class EnginePool:
             model.used_at = max(model.used_at, used_at)
             self._notify()
 
-    async def _sleep(self, link: Link, model: PooledModel, token: int) -> None:
+    async def _sleep(self, link: Link, model: PooledModel, token: int, *, keep: bool) -> None:
         if model.loading is not None:
             await asyncio.wait({model.loading})
+        was_up = model.state == "loaded"
         if model.state != "asleep":
             self._set_state(model, "asleep")
+        if not keep:
             await self._end(model, self._patience, "asleep")
+        elif was_up:
+            await self._put_away(model, self._patience, "asleep")
+        while model.group is not None and not model.is_kept:  # it still ends, or falls asleep
+            await self._changed.wait()
         link.send(Done(token))
 
     async def _wake(self, link: Link, model: PooledModel, token: int) -> None:
@@ -224,7 +235,8 @@ class EnginePool:
             expires = 0.0
             if model.state == "loaded" and model.keep_alive < math.inf:
                 expires = wall + model.keep_alive - (now - (model.idle_since or now))
-            found.append(ModelStatus(model.state, expires, model.num_loads))
+            counts = (model.num_loads, model.num_wakes, model.host_bytes)
+            found.append(ModelStatus(model.state, expires, *counts, model.is_kept and model.state in AWAY))
         return Statuses(found)
 
     def _tell(self) -> None:
@@ -276,14 +288,35 @@ class EnginePool:
     async def _load(self, model: PooledModel) -> EngineInfo:
         """Make room, and start the engine. Raises LoadError, ConfigError or EngineStartError."""
         try:
-            while model.group is not None:  # it still ends
+            while model.group is not None and not model.is_kept:  # it still ends
                 await self._changed.wait()
             await self._make_room(model)
             # One after the other: each measures the device's memory before it takes its own.
             async with self._one_load:
-                return await self._start_engine(model)
+                info = await self._wake_engine(model)
+                return await self._start_engine(model) if info is None else info
         finally:
             model.loading = None
+
+    async def _wake_engine(self, model: PooledModel) -> EngineInfo | None:
+        """None if the model is not in host memory any more."""
+        group = model.group
+        if group is None or not model.is_kept:
+            return None
+        began = time.monotonic()
+        try:
+            info = await asyncio.wait_for(group.wake_up(), SLEEP_TIMEOUT)
+        except (EngineStartError, asyncio.TimeoutError) as error:
+            reason = str(error) or f"it was not awake within {SLEEP_TIMEOUT:.0f} s"
+            logger.warning("the model %s is read again, as it could not be woken: %s", model.name, reason)
+            await self._end_kept(model)
+            return None
+        model.is_kept = False
+        model.num_wakes += 1
+        model.used_at = model.idle_since = time.monotonic()
+        logger.info("the model %s is awake, in %.2f s", model.name, time.monotonic() - began)
+        self._set_state(model, "loaded")
+        return info
 
     async def _start_engine(self, model: PooledModel) -> EngineInfo:
         began = time.monotonic()
@@ -298,6 +331,7 @@ class EnginePool:
             await self._end(model, STOP_TIMEOUT, "failed")
             raise
         model.num_loads += 1
+        model.sleep_bytes = None if info.sleep_bytes is None else info.sleep_bytes * model.launch.num_engines
         model.used_at = model.idle_since = time.monotonic()
         if len(self._models) > 1:
             logger.info("the model %s is loaded, in %.1f s", model.name, time.monotonic() - began)
@@ -330,7 +364,7 @@ class EnginePool:
             if idle:
                 unused = min(idle, key=lambda other: other.used_at)
                 self._begin_unload(unused, f"makes room for {model.name}")
-                await self._end(unused, STOP_TIMEOUT, "unloaded")
+                await self._put_away(unused, SLEEP_TIMEOUT, "unloaded")
                 continue
             if time.monotonic() >= deadline:
                 used = ", ".join(other.name for other in self._models if other.state in LOADED)
@@ -355,7 +389,8 @@ class EnginePool:
     def _fits(self, model: PooledModel) -> bool:
         taken = sum(other.share for other in self._models if other is not model and other.state in LOADED)
         # What sleeps has given its room up, but its engine may still be ending.
-        taken += sum(other.share for other in self._models if other.state == "asleep" and other.group is not None)
+        ending = (other for other in self._models if other.state == "asleep" and other.group is not None)
+        taken += sum(other.share for other in ending if not other.is_kept)
         return taken + model.share <= self._budget + SHARE_MARGIN
 
     def _begin_unload(self, model: PooledModel, why: str) -> None:
@@ -363,10 +398,49 @@ class EnginePool:
         logger.info("the model %s is unloaded: it %s", model.name, why)
         self._set_state(model, "unloading")
 
+    async def _put_away(self, model: PooledModel, timeout: float, state: State) -> None:
+        """Have the model sleep where host memory has room for its weights, else end its engine."""
+        if not await self._make_host_room(model) or model.group is None:
+            await self._end(model, min(timeout, STOP_TIMEOUT) if state == "unloaded" else timeout, state)
+            return
+        assert model.sleep_bytes is not None
+        model.host_bytes = model.sleep_bytes
+        if not await model.group.sleep(timeout):
+            logger.warning("the model %s is ended, as it could not sleep", model.name)
+            await self._end(model, STOP_TIMEOUT, state)
+            return
+        model.is_kept = True
+        self._set_state(model, "asleep" if model.state == "asleep" else state)
+
+    async def _make_host_room(self, model: PooledModel) -> bool:
+        """Whether the model may take host memory to sleep, for which the longest unused of those there are ended."""
+        needed = model.sleep_bytes
+        if needed is None or needed > self._host_bytes:
+            return False
+        while sum(other.host_bytes for other in self._models if other is not model) + needed > self._host_bytes:
+            kept = [other for other in self._models if other.is_kept and other.loading is None and other is not model]
+            if not kept:
+                return False
+            unused = min(kept, key=lambda other: (other.state == "asleep", other.used_at))
+            logger.info("the model %s leaves host memory: it makes room for %s", unused.name, model.name)
+            await self._end_kept(unused)
+        return True
+
+    async def _end_kept(self, model: PooledModel) -> None:
+        """End an engine that sleeps; the model's state stays."""
+        group, model.is_kept = model.group, False
+        if group is not None:
+            await group.stop(STOP_TIMEOUT)
+        model.group, model.host_bytes = None, 0
+        self._tell()
+        self._notify()
+
     async def _end(self, model: PooledModel, timeout: float, state: State) -> None:
+        model.is_kept = False
         if model.group is not None:
             await model.group.stop(timeout)
             model.group = None
+        model.host_bytes = 0
         if model.state != "asleep" or state == "asleep":
             self._set_state(model, state)
 
@@ -383,4 +457,4 @@ class EnginePool:
                     self._tell()
                 elif now - model.idle_since >= model.keep_alive:
                     self._begin_unload(model, f"was idle for {now - model.idle_since:.0f} s")
-                    self._spawn(self._end(model, STOP_TIMEOUT, "unloaded"))
+                    self._spawn(self._put_away(model, SLEEP_TIMEOUT, "unloaded"))

@@ -39,6 +39,9 @@ class PooledModel:
         used_at: of its last use, for the choice of the one that makes room.
         failed_at: of its last failure to load.
         num_asking: links that wait for it.
+        sleep_bytes: host memory that it takes to sleep; None: it cannot, or nothing is known of it yet.
+        is_kept: its engine sleeps, with the weights in host memory.
+        host_bytes: of host memory that its engine has taken to sleep, and keeps until it ends.
     """
 
     index: int
@@ -53,6 +56,10 @@ class PooledModel:
     num_loads: int = 0
     loading: asyncio.Task[EngineInfo] | None = None
     num_asking: int = 0
+    num_wakes: int = 0
+    sleep_bytes: int | None = None
+    is_kept: bool = False
+    host_bytes: int = 0
 
     @property
     def name(self) -> str:

@@ -85,11 +85,13 @@ class Gauge(NamedTuple):
 
 
 def _vllm(engine: Engine) -> Iterator[Gauge]:
-    """It defers nothing, and what sleeps keeps no weights."""
+    """It defers nothing."""
     is_asleep = engine.status.state == "asleep"
     if not is_asleep and not engine.client.history:
         return
-    for state, value in (("awake", not is_asleep), ("weights_offloaded", False), ("discard_all", is_asleep)):
+    is_kept = is_asleep and engine.status.in_host_memory
+    states = {"awake": not is_asleep, "weights_offloaded": is_kept, "discard_all": is_asleep and not is_kept}
+    for state, value in states.items():
         yield Gauge("engine_sleep_state", "1 for the engine's state.", int(value), {"sleep_state": state})
     if is_asleep:
         return

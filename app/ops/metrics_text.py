@@ -102,9 +102,30 @@ def _own_metrics(engines: Engines, counts: Sequence[Countable], prefix: str) -> 
             loaded.add_metric([engine.name], int(engine.status.state == "loaded"))
             loads.add_metric([engine.name], engine.status.num_loads)
         yield from (loaded, loads)
+    if any(engine.status.host_bytes for engine in engines):
+        yield from _sleep_metrics(engines, prefix)
     yield from _gpu_metrics(engines, prefix)
     for each in counts:
         yield from each.collect(prefix)
+
+
+def _sleep_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:
+    """Of models that have slept with their weights in host memory."""
+    labels = ["model_name"]
+    asleep = GaugeMetricFamily(
+        f"{prefix}:model_in_host_memory",
+        "Whether the model is unloaded, with its weights in host memory.",
+        labels=labels,
+    )
+    taken = GaugeMetricFamily(
+        f"{prefix}:model_host_memory_bytes", "Host memory that the model takes to sleep, asleep or not.", labels=labels
+    )
+    wakes = CounterMetricFamily(f"{prefix}:model_wakes", "Times that it was loaded from host memory.", labels=labels)
+    for engine in engines:
+        asleep.add_metric([engine.name], int(engine.status.in_host_memory))
+        taken.add_metric([engine.name], engine.status.host_bytes)
+        wakes.add_metric([engine.name], engine.status.num_wakes)
+    yield from (asleep, taken, wakes)
 
 
 def _engine_metrics(engines: Engines, prefix: str) -> Iterator[Metric]:

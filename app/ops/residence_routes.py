@@ -1,4 +1,4 @@
-"""POST /sleep and /wake_up, which end and start a model's engine, and GET /is_sleeping; in the form of vLLM's."""
+"""POST /sleep and /wake_up, which unload and load a model, and GET /is_sleeping; in the form of vLLM's."""
 
 from __future__ import annotations
 
@@ -19,22 +19,29 @@ QUERY = {
     "model": {"type": "string", "maxLength": MAX_NAME, "description": "The model; all of them where it is left out."}
 }
 LEVEL = {
-    "level": {"type": "integer", "minimum": 1, "maximum": 2, "description": "Of no effect: the engine always ends."}
+    "level": {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": 2,
+        "default": 1,
+        "description": "1: the weights stay in host memory where --sleep-host-gib has room for them. 2: nothing stays.",
+    }
 }
 
 
 @router.post(
     "/sleep",
     operation_id="sleep",
-    summary="End the engine of a model, which gives its memory free; requests get 503 until /wake_up",
+    summary="Take a model off the device; requests get 503 until /wake_up",
     openapi_extra=Description(returns=SleepingObject, query={**QUERY, **LEVEL}),
 )
 async def sleep(http_request: Request) -> Response:
     """Requests that run are finished first."""
-    if http_request.query_params.get("level", "1") not in ("1", "2"):
+    level = http_request.query_params.get("level", "1")
+    if level not in ("1", "2"):
         raise InvalidRequestError("level must be 1 or 2.", param="level")
     for engine in _engines(http_request):
-        await models_of(http_request).engines.sleep(engine.index)
+        await models_of(http_request).engines.sleep(engine.index, keep=level == "1")
     return _state(http_request)
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tessera.serve")
 
+GIB = 2**30
 ENGINE_STOP_TIMEOUT = 5.0  # seconds; by then no request is left for the engine to finish
 KEYS_FILE_INTERVAL = 1.0  # seconds between two looks
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address to show for one that listens everywhere
@@ -107,6 +108,7 @@ class Server:
             options.engines,
             budget=options.device_share,
             patience=options.app.model_load_timeout,
+            host_bytes=int((options.app.sleep_host_gib or 0) * GIB),
             module=options.engine_module,
             step_timeout=options.step_timeout,
             on_progress=self._show_progress,
@@ -256,7 +258,7 @@ class Server:
         """Nothing that these keys have computed stays in a cache."""
         accounts = [account for name in revoked for account in accounts_of_name(name)]
         for engine in self._engines if accounts else ():
-            if engine.is_resident and engine.health()[0]:
+            if engine.takes_orders and engine.health()[0]:
                 engine.client.reset_prefix_cache(accounts)
 
     async def _watch_keys_file(self, path: Path) -> None:

@@ -90,6 +90,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         embedding_model: path of the folder of an encoder that makes embeddings beside the model; empty: none.
         reranker_model: path of the folder of a cross-encoder that scores pairs beside the model; empty: none.
         embedding_name, reranker_name: names of these in metrics; empty takes the folder's.
+        can_sleep: its memory can be given back while its process lives, with the weights in host memory.
         beside_others: other engines share the device: memory that was in use before does not count against this one's
             share.
         fine_tuned: it serves what fine-tuning jobs make of the model.
@@ -103,6 +104,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     reranker_model: str = ""
     reranker_name: str = ""
     beside_others: bool = False
+    can_sleep: bool = False
     fine_tuned: bool = False
     reports_prefixes: bool = False
     max_model_len: Annotated[

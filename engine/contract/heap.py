@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
+MADV_DONTNEED = 4  # sys/mman.h
 LARGE_BLOCK = 2**20  # bytes; larger blocks are the system's again once they are freed
 NUM_ARENAS = 2
 INTERVAL = 5.0  # seconds between two looks
@@ -31,6 +32,13 @@ def trim_heap() -> None:
     """Give free pages back; takes milliseconds, in which this thread lets go of the interpreter's lock."""
     if (malloc_trim := _function("malloc_trim")) is not None:
         malloc_trim(0)
+
+
+def drop_pages(address: int, nbytes: int) -> None:
+    """Give the whole pages of this memory back; it stays usable, and holds anything."""
+    begin, end = -(-address // PAGE) * PAGE, (address + nbytes) // PAGE * PAGE
+    if (madvise := _function("madvise")) is not None and begin < end:
+        madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_DONTNEED)
 
 
 def resident_bytes() -> int:

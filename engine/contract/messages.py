@@ -173,6 +173,14 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
     """Take no new requests, finish the running and waiting ones, then exit with code 0."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag="sleep"):
+    """Take no new requests, finish those there are, then give the device's memory back; answered by `Slept`."""
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag="wake_up"):
+    """Take the memory again and bring the weights back; answered by `Woken`."""
+
+
 ClientMessage = (
     Hello
     | AddRequest
@@ -183,6 +191,8 @@ ClientMessage = (
     | LoadAdapter
     | UnloadAdapter
     | Drain
+    | Sleep
+    | WakeUp
 )
 
 
@@ -245,6 +255,7 @@ class OffloadInfo(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts settled when the engine starts, for logs, /v1/models and request checks.
 
+    `sleep_bytes`: host memory that the model takes while it sleeps; None: it cannot but be ended.
     `num_host_kv_blocks` and `num_disk_kv_blocks`: there is room for in the KV tiers, 0 without.
     """
 
@@ -266,6 +277,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_disk_kv_blocks: int = 0
     weight_bytes: int
     weight_offload: OffloadInfo | None = None
+    sleep_bytes: int | None = None
     num_parameters: int
     eos_token_ids: tuple[int, ...]
     load_seconds: float
@@ -297,6 +309,16 @@ class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     message: str
     user_error: bool
+
+
+class Slept(msgspec.Struct, frozen=True, tag="slept"):
+    """`Sleep` is done; or it could not be, for a reason, and all is as it was."""
+
+    error: str | None = None
+
+
+class Woken(msgspec.Struct, frozen=True, tag="woken"):
+    """`WakeUp` is done. An engine that cannot wake up ends."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -450,7 +472,7 @@ class Metrics(msgspec.Struct, frozen=True, tag="metrics"):
     text: bytes
 
 
-EngineReport = LoadProgress | Ready | StartFailed
+EngineReport = LoadProgress | Ready | StartFailed | Slept | Woken
 EngineMessage = Ready | Accepted | StepOutputs | EmbeddingOutput | Adapters | AdapterDone | Metrics
 
 

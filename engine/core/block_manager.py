@@ -180,6 +180,16 @@ class BlockManager:
         if self.tiers is not None:
             self.tiers.wipe(accounts)
 
+    def drop_contents(self) -> None:
+        """Forget what the device's blocks hold, but not what the tiers do; no sequence has any."""
+        assert not any(self.reference_counts), "no sequence has blocks"
+        for block in list(self.cached_blocks):
+            entry = self._forget(block)
+            if entry is not None and self._report is not None and entry.slot == NOWHERE and not entry.on_disk:
+                self._report.note_evicted(entry.digest)
+        self.free_blocks += self.cached_blocks
+        self.cached_blocks.clear()
+
     # -- tiers ----------------------------------------------------------------------------------
 
     def start_load(self, sequence: Sequence) -> bool:

@@ -169,6 +169,14 @@ class EngineCore:
         if self._speculator is not None:
             self._speculator.forget_completions()
 
+    def drop_kv_cache(self) -> None:
+        """Forget what the device's KV cache holds, before its memory goes; there is no work."""
+        assert not self.has_work, "requests have their blocks"
+        self._publish()
+        if self._tiers is not None:
+            self._tiers.finish_copies()
+        self.block_manager.drop_contents()
+
     def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
         stats.num_waiting += len(self._compiling)

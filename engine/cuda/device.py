@@ -28,6 +28,7 @@ from tessera.engine.cuda.driver import (
 from tessera.engine.cuda.events import Event, Graph
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
+from tessera.engine.cuda.virtual_memory import VirtualMemory
 from tessera.engine.tensor import Buffer, Device
 
 ALL_SHARED_PERCENT = 100  # of the L1 that a kernel may have as shared memory
@@ -47,6 +48,7 @@ class CudaDevice(Device):
         total_memory: bytes.
         transfers: every copy between host and device so far.
         stream: the driver's handle of the one stream.
+        virtual_memory: set by `make_releasable`.
     """
 
     def __init__(self, index: int = 0, cache_dir: Path | None = None) -> None:
@@ -73,7 +75,9 @@ class CudaDevice(Device):
         self._current = threading.local()
         self.activate()
         self.stream: Any = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        self._index = index
         self._pool = MemoryPool(self.activate)
+        self.virtual_memory: VirtualMemory | None = None
         self._captured: list[object] | None = None
         self._compiler = Compiler(self.arch, CubinCache(cache_dir or default_cache_dir()))
         self._kernels: dict[Instantiation, Kernel] = {}
@@ -106,6 +110,10 @@ class CudaDevice(Device):
     def empty_cache(self) -> None:
         """Give freed memory that the pool keeps back to the driver."""
         self._pool.empty_cache()
+
+    def make_releasable(self) -> None:
+        """Have large pieces that are allocated from now on in `virtual_memory`."""
+        self._pool.source = self.virtual_memory = VirtualMemory(self._index, self.activate)
 
     def allocate(self, nbytes: int) -> Buffer:
         allocation = self._pool.allocate(nbytes)

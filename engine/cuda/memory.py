@@ -7,7 +7,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from cuda.bindings import driver
@@ -59,16 +59,30 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
+class LargeMemory(Protocol):
+    """Attributes: least_bytes: smaller pieces are not for it."""
+
+    least_bytes: int
+
+    def allocate(self, nbytes: int) -> int: ...
+    def holds(self, pointer: int) -> bool: ...
+    def free(self, pointer: int) -> None: ...
+
+
 class MemoryPool:
     """Hands out device memory; what is freed up to 32 MiB is kept for the next of its size class.
 
     All work of a device runs on one stream, so a freed piece may be handed out again at once: what
     the next owner does to it happens after what the last one did. List operations are atomic, so
     that a finaliser may return memory from any thread and at any point.
+
+    Attributes:
+        source: where larger pieces are from; None: the driver's allocator, as smaller ones.
     """
 
     def __init__(self, activate: Callable[[], object]) -> None:
         self._activate = activate
+        self.source: LargeMemory | None = None
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self.statistics = PoolStatistics()
 
@@ -109,11 +123,11 @@ class MemoryPool:
     def _from_driver(self, size: int) -> int:
         self._activate()
         try:
-            return int(check(driver.cuMemAlloc, size))
+            return self._allocate(size)
         except OutOfMemoryError:
             self.empty_cache()
         try:
-            return int(check(driver.cuMemAlloc, size))
+            return self._allocate(size)
         except OutOfMemoryError:
             free, total = check(driver.cuMemGetInfo)
             raise OutOfMemoryError(
@@ -121,8 +135,16 @@ class MemoryPool:
                 f"of {total / 2**20:.1f} MiB are free"
             ) from None
 
+    def _allocate(self, size: int) -> int:
+        if self.source is not None and size > self.source.least_bytes:
+            return self.source.allocate(size)
+        return int(check(driver.cuMemAlloc, size))
+
     def _to_driver(self, pointer: int) -> None:
         self._activate()
+        if self.source is not None and self.source.holds(pointer):
+            self.source.free(pointer)
+            return
         check(driver.cuMemFree, pointer)
 
 

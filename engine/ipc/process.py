@@ -17,8 +17,8 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -28,6 +28,7 @@ import zmq
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import (
     ConfigError,
+    DeviceError,
     EngineError,
     EngineUnavailableError,
     InvalidRequestError,
@@ -61,9 +62,13 @@ from tessera.engine.contract.messages import (
     ResetPrefixCache,
     SchedulerStats,
     ScorerInfo,
+    Sleep,
+    Slept,
     StartFailed,
     StepOutputs,
     UnloadAdapter,
+    WakeUp,
+    Woken,
     client_decoder,
     refused,
     request_address,
@@ -73,7 +78,7 @@ from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.ipc.sockets import has_message
 from tessera.engine.ipc.turns import TimedRunner, Turns
-from tessera.engine.tensor import Device
+from tessera.engine.tensor import Buffer, Device
 
 if TYPE_CHECKING:
     from tessera.engine.adapters.catalog import AdapterCatalog
@@ -115,6 +120,13 @@ class Embedding(Protocol):
     def step(self, *, busy: bool) -> list[tuple[bytes, EmbeddingOutput]]: ...
 
 
+class Sleeping(Protocol):
+    """The part of Sleeper that this process uses."""
+
+    def sleep(self) -> None: ...
+    def wake_up(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class LoadedEngine:
     core: Core
@@ -123,6 +135,7 @@ class LoadedEngine:
     embedders: Mapping[EmbedderRole, Embedding] = field(default_factory=dict)
     gpu_usage: Callable[[], GpuUsage | None] = lambda: None
     turns: Turns = field(default_factory=Turns)
+    sleeper: Sleeping | None = None
     prefix_report: PrefixReport | None = None
     adapters: AdapterCatalog | None = None
     loads_adapters: bool = False  # when clients ask for it
@@ -143,7 +156,7 @@ Loader: TypeAlias = Callable[[EngineConfig, Progress], LoadedEngine]
 class EngineProcess:
     """Moves messages between the clients' sockets and the core, one step after the other."""
 
-    def __init__(self, run_dir: str, owner_dir: str) -> None:
+    def __init__(self, run_dir: str, owner_dir: str, report: Callable[[EngineReport], None]) -> None:
         self.epoch = uuid.uuid4().hex
         self._run_dir = run_dir
         self._adapters: AdapterLoads | None = None
@@ -151,6 +164,9 @@ class EngineProcess:
         self._engine: LoadedEngine | None = None
         self._has_work = False
         self._draining = False
+        self._report = report
+        self._order: Sleep | WakeUp | None = None  # to be carried out when there is no work
+        self._is_asleep = False
         self._unconfirmed: set[tuple[bytes, str]] = set()  # sequences that came in this turn, with their clients
         self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
@@ -191,6 +207,9 @@ class EngineProcess:
             if not self._has_work:
                 if self._draining:
                     return
+                if self._order is not None:
+                    self._carry_out(self._order, engine.sleeper)
+                    continue
                 if wake_up.fileno() in dict(poller.poll()):
                     wake_up.recv(64)
             engine.turns.begin()
@@ -240,6 +259,35 @@ class EngineProcess:
                 engine.turns.end_computation()
                 for client, output in outputs:
                     self._send(client, output)
+
+    @property
+    def _refuses(self) -> str | None:
+        """Why no new requests are taken."""
+        if self._draining:
+            return "the engine is shutting down and takes no new requests"
+        if self._is_asleep or self._order is not None:
+            return "the model is asleep and takes no requests"
+        return None
+
+    def _carry_out(self, order: Sleep | WakeUp, sleeper: Sleeping | None) -> None:
+        self._order = None
+        if isinstance(order, WakeUp):
+            if self._is_asleep and sleeper is not None:
+                sleeper.wake_up()
+            self._is_asleep = False
+            self._report(Woken())
+            return
+        try:
+            if sleeper is None:
+                raise MemoryError("this engine was not started so that it can sleep")
+            if not self._is_asleep:
+                sleeper.sleep()
+        except (DeviceError, MemoryError) as error:
+            logger.warning("the model cannot sleep with its weights in host memory: %s", error)
+            self._report(Slept(str(error)))
+            return
+        self._is_asleep = True
+        self._report(Slept())
 
     def _drain_on_sigterm(self) -> socket.socket:
         """Let SIGTERM start a drain; -> a socket that becomes readable when a signal arrives."""
@@ -312,11 +360,13 @@ class EngineProcess:
                     self._send(client, Adapters(self._adapters.infos()))
             case Drain():
                 self._draining = True
+            case Sleep() | WakeUp():
+                self._order = message
 
     def _add(self, core: Core, client: bytes, request: AddRequest) -> None:
         try:
-            if self._draining:
-                raise EngineUnavailableError("the engine is shutting down and takes no new requests")
+            if self._refuses is not None:
+                raise EngineUnavailableError(self._refuses)
             core.add_request(request, client)
         except RequestError as error:
             refusal = error
@@ -332,8 +382,8 @@ class EngineProcess:
     def _add_embedding(self, client: bytes, request: AddEmbedding) -> None:
         assert self._engine is not None
         try:
-            if self._draining:
-                raise EngineUnavailableError("the engine is shutting down and takes no new requests")
+            if self._refuses is not None:
+                raise EngineUnavailableError(self._refuses)
             if request.role not in self._engine.embedders:
                 raise InvalidRequestError(
                     f"this model makes no {'scores' if request.role == 'scorer' else 'embeddings'}", param="model"
@@ -374,7 +424,7 @@ class EngineProcess:
             epoch=self.epoch,
             num_steps=engine.num_steps if engine is not None else 0,
             has_work=self._has_work,
-            ready=engine is not None and not self._draining,
+            ready=engine is not None and self._refuses is None,
             stats=self._stats,
             stats_time=self._stats_at if self._has_work else time.monotonic(),
             draining=self._draining,
@@ -394,7 +444,7 @@ def serve(load: Loader) -> int:
         os.write(report_fd, msgspec.json.encode(message) + b"\n")
 
     gc.disable()  # until all is loaded, of which next to nothing is garbage
-    process = EngineProcess(run_dir, owner_dir)
+    process = EngineProcess(run_dir, owner_dir, report)
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
         gc.collect()
@@ -442,6 +492,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
+    from tessera.engine.runner.memory.sleeper import make_releasable
     from tessera.engine.runner.model_runner import ModelRunner
 
     start = time.monotonic()
@@ -450,6 +501,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     if config.quantization != "none":
         model = rounded_while_loading(model, config.quantization, folder)
     device, device_reason = select_device(config.device)
+    if config.can_sleep:
+        make_releasable(device)
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()
     if config.batch_invariant and device.name == "cpu":
@@ -460,7 +513,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     embedding = EmbeddingEngine(config, accounts)
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
-        return LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
+        encoder = LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
+        return with_sleeper(encoder, config, device)
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     ranks: ParallelRunner | None = None
@@ -487,7 +541,9 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     )
     if not runner.generates:
         grammars.close()
-        return LoadedEngine(EmbeddingOnlyCore(), info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
+        only = EmbeddingOnlyCore()
+        embedder = LoadedEngine(only, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
+        return with_sleeper(embedder, config, device, runner.scratch)
     turns = Turns(config.served_name or folder.name, config.log_stalls)
     prefix_report = PrefixReport() if config.reports_prefixes else None
     core = EngineCore(
@@ -517,17 +573,36 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         of_ranks = rank_metrics.render() if rank_metrics is not None else b""
         return core.render_metrics() + embedding.render_metrics() + offload + of_ranks
 
-    return LoadedEngine(
+    engine = LoadedEngine(
         core,
         info,
         render_metrics,
         embedding.embedders,
         watch_gpu(device),
         turns,
-        prefix_report,
-        adapters,
+        prefix_report=prefix_report,
+        adapters=adapters,
         loads_adapters=config.allow_lora_loading,
     )
+    if ranks is not None:
+        return engine  # ranks sleep on none of their devices yet
+    return with_sleeper(engine, config, device, runner.scratch, core.drop_kv_cache)
+
+
+def with_sleeper(
+    engine: LoadedEngine,
+    config: EngineConfig,
+    device: Device,
+    scratch: Sequence[Buffer] = (),
+    prepare: Callable[[], None] = lambda: None,
+) -> LoadedEngine:
+    """The engine, able to sleep where it shall be and the device can; `scratch` is memory that may be lost."""
+    from tessera.engine.runner.memory.sleeper import make_sleeper
+
+    sleeper = make_sleeper(device, scratch, engine.info.weight_bytes, prepare) if config.can_sleep else None
+    if sleeper is None:
+        return engine
+    return replace(engine, info=msgspec.structs.replace(engine.info, sleep_bytes=sleeper.host_bytes), sleeper=sleeper)
 
 
 def engine_info(

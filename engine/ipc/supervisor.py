@@ -27,7 +27,12 @@ from tessera.engine.contract.messages import (
     EngineReport,
     LoadProgress,
     Ready,
+    Sleep,
+    Slept,
     StartFailed,
+    WakeUp,
+    Woken,
+    client_encoder,
     request_address,
 )
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
@@ -41,6 +46,7 @@ MAX_FIRST_STARTS = 3  # an engine that was never ready is not tried more often
 SILENCE_WHILE_LOADING, SILENCE_WHILE_READY = 120.0, 15.0  # seconds without a heartbeat
 REPORT_BYTES = 1 << 16  # of the engine's reports at a time
 STDERR_FD = 2
+ORDER_LINGER = 5000  # milliseconds for an order to leave, before its socket is dropped
 END_POLL = 0.01  # seconds; waiting in a thread would need one, and there may be none to be had
 STEP_TIMEOUTS = {"cuda": 60.0, "cpu": 600.0}  # seconds; a step on a CPU may be long in good faith
 
@@ -117,6 +123,8 @@ class EngineSupervisor:
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
         self._heartbeats: HeartbeatReceiver | None = None
+        self._sleeps = False  # from the order to sleep until it is awake: an engine that ends is not restarted
+        self._reply: asyncio.Future[Slept | Woken] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -155,6 +163,39 @@ class EngineSupervisor:
         self._context.destroy(linger=0)
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
+    async def sleep(self, timeout: float) -> bool:
+        """Have the engine finish its requests, keep its weights in host memory and give the device's memory back.
+
+        False where it could not, or not within `timeout` seconds: it takes no requests then, and is to be stopped.
+        """
+        if self.state is not EngineState.READY:
+            return False
+        self._sleeps = True
+        try:
+            reply = await asyncio.wait_for(self._send_order(Sleep()), timeout)
+        except (asyncio.TimeoutError, EngineStartError):
+            return False
+        return isinstance(reply, Slept) and reply.error is None
+
+    async def wake_up(self) -> None:
+        """Raises: EngineStartError if it cannot, for example because the memory is taken; it is to be stopped then."""
+        await self._send_order(WakeUp())
+        self._sleeps = False
+
+    def _send_order(self, order: Sleep | WakeUp) -> asyncio.Future[Slept | Woken]:
+        reply = self._reply = asyncio.get_running_loop().create_future()
+        if self._process is None:
+            reply.set_exception(EngineStartError("the engine has ended"))
+            return reply
+        try:
+            socket = self._context.socket(zmq.DEALER)
+            socket.connect(request_address(self._run_dir))
+            socket.send(client_encoder().encode(order))
+            socket.close(linger=ORDER_LINGER)
+        except zmq.ZMQError as error:  # descriptors are short
+            reply.set_exception(EngineStartError(f"no order can be sent to the engine: {error}"))
+        return reply
+
     def _set_state(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason
 
@@ -171,7 +212,13 @@ class EngineSupervisor:
             except Exception as error:  # descriptors, memory or processes are short; they may not be later
                 logger.debug("the engine could not be run", exc_info=True)
                 what = f"the engine could not be run: {error!r}"
+            if self._reply is not None and not self._reply.done():
+                self._reply.set_exception(EngineStartError(what))
             if self._stopping.is_set():
+                return
+            if self._sleeps:
+                logger.error("%s while the model slept", what)
+                self._set_state(EngineState.STOPPED, what)
                 return
             if not self._started.done():
                 failure = self._start_failure
@@ -299,6 +346,9 @@ class EngineSupervisor:
                         self.on_progress(report)
             case StartFailed():
                 self._start_failure = report
+            case Slept() | Woken():
+                if self._reply is not None and not self._reply.done():
+                    self._reply.set_result(report)
             case Ready():
                 self.info = report.info
                 self._ready_at = time.monotonic()

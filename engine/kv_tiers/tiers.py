@@ -233,6 +233,16 @@ class KVTiers:
                 self._end_write(published)
             self._write_ahead(self.disk)
 
+    def finish_copies(self) -> None:
+        """Return when no copy uses blocks of the device any more; no sequence waits for one."""
+        self.submit()
+        try:
+            for mark in [*(mark for mark, _, _ in self._storing), *(load.mark for load in self.loads if load.mark)]:
+                mark.synchronize()
+        except DeviceError as error:
+            self._fail(error)
+        self.poll()
+
     def wait(self) -> None:
         """Let a little time pass for what is under way."""
         self._sleep(WAIT_SECONDS)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.buffers import dense_mlps, mixture_widths, most_experts
-from tessera.engine.tensor import Device, Tensor, float32, int32
+from tessera.engine.tensor import Buffer, Device, Tensor, float32, int32
 
 ALIGNMENT = 256
 
@@ -49,6 +49,7 @@ class StepBuffers:
     last_normed: Tensor  # [S, H]
     own_logits: Tensor  # [S, V] float32, of a rank's part of the head
     logits: Tensor  # [S, V] float32, of the whole head on rank 0; else the same
+    buffer: Buffer  # all of them
 
     def __init__(
         self,
@@ -65,17 +66,17 @@ class StepBuffers:
         ranks' logits, where they are gathered here."""
         places = _layout(config, dtype, max_tokens, max_logits, shared=shared, whole_vocab=whole_vocab)
         self.nbytes = _end(places)
-        self._buffer = device.allocate(self.nbytes)
+        self.buffer = device.allocate(self.nbytes)
         self._places = places
         for name in ("residual", "normed", "update", "last_residual", "last_normed", "own_logits", "logits"):
             place = places[name]
-            tensor = Tensor(self._buffer, (place.rows, place.width), place.dtype, place.offset)
+            tensor = Tensor(self.buffer, (place.rows, place.width), place.dtype, place.offset)
             setattr(self, name, tensor)
 
     def inner(self, name: Inner, num_rows: int, width: int) -> Tensor:
         """An intermediate [num_rows, width] of one layer."""
         place = self._places[name]
-        return Tensor(self._buffer, (num_rows, width), place.dtype, place.offset)
+        return Tensor(self.buffer, (num_rows, width), place.dtype, place.offset)
 
 
 def buffer_bytes(config: ModelConfig, dtype: np.dtype[Any], *, max_tokens: int, max_logits: int) -> int:

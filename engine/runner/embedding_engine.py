@@ -21,9 +21,9 @@ from tessera.engine.models.weights.weights import ClassifierWeights
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, EmbeddingRunner, EncoderRunner, Progress
 from tessera.engine.runner.head import ClassifierHead, token_head
+from tessera.engine.runner.memory.weight_offload import AUTO
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.scorer import Scorer
-from tessera.engine.runner.weight_offload import AUTO
 from tessera.engine.runner.yes_no import yes_no_tokens
 
 

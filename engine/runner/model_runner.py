@@ -39,12 +39,23 @@ from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.cuda_graphs import StepGraphs
+from tessera.engine.runner.memory.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
 from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
-from tessera.engine.runner.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
-from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, float32, from_numpy, int32, uint8, zeros
+from tessera.engine.tensor import (
+    Buffer,
+    CpuDevice,
+    Device,
+    Tensor,
+    bfloat16,
+    float32,
+    from_numpy,
+    int32,
+    uint8,
+    zeros,
+)
 
 if TYPE_CHECKING:
     from tessera.engine.ops.cuda import CudaOps
@@ -205,6 +216,13 @@ class ModelRunner:
     def buffers(self) -> StepBuffers:
         """Free between two steps."""
         return self._buffers
+
+    @property
+    def scratch(self) -> list[Buffer]:
+        """Memory whose contents nothing needs between two steps, once the KV cache is forgotten."""
+        slots = self.decoder.weights.stream.slots if self.decoder.weights.stream is not None else ()
+        tensors = (*self.kv_cache.planes[:1], *slots)
+        return [self._buffers.buffer, *(tensor.buffer for tensor in tensors)]
 
     # -- a step ---------------------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 
 from tessera.app.engines import engines as engines_module
@@ -17,6 +19,7 @@ from tessera.app.engines.messages import EngineLaunch, FromPool, Yield
 from tessera.app.engines.pool import EnginePool
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineUnavailableError
+from tessera.engine.ipc.supervisor import EngineStartError
 from tests.support.fake_client import INFO
 
 LIMIT = 20.0  # seconds; only a failing test waits this long
@@ -29,6 +32,11 @@ class FakeSupervisor:
     stopped: ClassVar[list[str]] = []
     gate: ClassVar[asyncio.Event | None] = None
     at_work: ClassVar[set[str]] = set()
+    slept: ClassVar[list[str]] = []
+    woken: ClassVar[list[str]] = []
+    restless: ClassVar[set[str]] = set()  # that cannot sleep, or cannot wake up
+    sleep_bytes: ClassVar[int | None] = None
+    info: Any = None
 
     def __init__(self, config: EngineConfig, run_dir: Path, **settings: Any) -> None:
         self.name = config.served_name
@@ -45,7 +53,19 @@ class FakeSupervisor:
             await self.gate.wait()
         if self.name == "broken":
             raise ConfigError("the folder /secret is wrong")
-        return INFO
+        self.info = msgspec.structs.replace(INFO, sleep_bytes=self.sleep_bytes)
+        return self.info
+
+    async def sleep(self, timeout: float) -> bool:
+        await asyncio.sleep(0)
+        self.slept.append(self.name)
+        return self.name not in self.restless
+
+    async def wake_up(self) -> None:
+        await asyncio.sleep(0)
+        if self.name in self.restless:
+            raise EngineStartError("its memory is taken")
+        self.woken.append(self.name)
 
     async def stop(self, timeout: float) -> None:
         self.stopped.append(self.name)
@@ -71,6 +91,8 @@ class AlwaysReady:
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("started", []), ("stopped", []), ("at_work", set()), ("gate", None)):
         monkeypatch.setattr(FakeSupervisor, name, value)
+    for name, value in (("slept", []), ("woken", []), ("restless", set()), ("sleep_bytes", None)):
+        monkeypatch.setattr(FakeSupervisor, name, value)
     monkeypatch.setattr(pool_module, "EngineSupervisor", FakeSupervisor)
     monkeypatch.setattr(pool_module, "LOOK_INTERVAL", 0.01)
     monkeypatch.setattr(engines_module, "EngineClient", AlwaysReady)
@@ -84,6 +106,7 @@ def run(
     *,
     patience: float = LIMIT,
     keep_alive: float | None = None,
+    host_bytes: int = 0,
 ) -> None:
     """`models`: shares by name."""
 
@@ -96,7 +119,7 @@ def run(
             )
             for name, share in models.items()
         ]
-        pool = EnginePool(tmp_path, launches, budget=0.9, patience=patience)
+        pool = EnginePool(tmp_path, launches, budget=0.9, patience=patience, host_bytes=host_bytes)
         await pool.listen()
         engines = Engines.of_run_dir(tmp_path, dict.fromkeys(models, 1), is_static=False)
         await engines.start()
@@ -263,3 +286,128 @@ def test_a_failed_load_is_tried_again_later_and_tells_clients_nothing(
         await use(engines, 1)
 
     run(tmp_path, {"broken": 0.5, "b": 0.9}, story)
+
+
+# -- sleep, with weights in host memory -----------------------------------------------------------
+
+
+def test_the_longest_unused_sleeps_where_host_memory_allows(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        for _ in range(3):
+            await use(engines, 0, 1)
+        assert FakeSupervisor.started == ["a", "b"], "each is read once"
+        assert FakeSupervisor.stopped == []
+        assert FakeSupervisor.slept == ["a", "b", "a", "b", "a"]
+        assert FakeSupervisor.woken == ["a", "b", "a", "b"]
+        await until(lambda: engines[1].status.state == "loaded")
+        a, b = engines[0].status, engines[1].status
+        assert (a.state, a.in_host_memory, a.host_bytes, a.num_loads, a.num_wakes) == ("unloaded", True, 100, 1, 2)
+        assert (b.in_host_memory, b.host_bytes, b.num_wakes) == (False, 100, 2)
+
+    FakeSupervisor.sleep_bytes = 100
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story, host_bytes=250)
+
+
+def test_the_longest_asleep_leaves_host_memory_for_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0, 1, 2, 3)
+        assert FakeSupervisor.stopped == ["a"], "two have room"
+        assert "the model a leaves host memory: it makes room for c" in caplog.text
+        assert not engines[0].status.in_host_memory
+        await use(engines, 1, 0)
+        assert FakeSupervisor.woken == ["b"]
+        assert FakeSupervisor.started == ["a", "b", "c", "d", "a"]
+
+    FakeSupervisor.sleep_bytes = 100
+    with caplog.at_level("INFO"):
+        run(tmp_path, dict.fromkeys("abcd", 0.9), story, host_bytes=200)
+
+
+@pytest.mark.parametrize(("needed", "bound"), [(100, 99), (None, 1000)])
+def test_a_model_without_room_in_host_memory_is_ended(tmp_path: Path, needed: int | None, bound: int) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0, 1)
+        assert (FakeSupervisor.slept, FakeSupervisor.stopped) == ([], ["a"])
+
+    FakeSupervisor.sleep_bytes = needed
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story, host_bytes=bound)
+
+
+def test_what_cannot_sleep_is_ended_and_what_cannot_wake_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        FakeSupervisor.restless.add("a")
+        await use(engines, 0, 1)
+        assert (FakeSupervisor.slept, FakeSupervisor.stopped) == (["a"], ["a"])
+        assert "the model a is ended, as it could not sleep" in caplog.text
+        await use(engines, 0)
+        FakeSupervisor.restless.add("b")
+        await use(engines, 1)
+        assert "the model b is read again, as it could not be woken: its memory is taken" in caplog.text
+        assert FakeSupervisor.started == ["a", "b", "a", "b"]
+        assert engines[1].status.state == "loaded"
+
+    FakeSupervisor.sleep_bytes = 100
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story, host_bytes=1000)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_levels_of_sleep(tmp_path: Path, level: int) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0)
+        await engines.sleep(0, keep=level == 1)
+        assert engines[0].status.state == "asleep"
+        assert engines[0].status.in_host_memory is (level == 1)
+        with pytest.raises(EngineUnavailableError, match="asleep until POST /wake_up"):
+            await engines.hold(0, LIMIT)
+        await use(engines, 1)
+        assert FakeSupervisor.stopped == ([] if level == 1 else ["a"]), "what sleeps takes no room"
+        await engines.sleep(1)
+        await engines.wake(0)
+        await use(engines, 0)
+        assert FakeSupervisor.woken == (["a"] if level == 1 else [])
+        await engines.sleep(0)
+        await engines.sleep(0, keep=False)
+        await until(lambda: not engines[0].status.in_host_memory)
+        assert engines[0].status.state == "asleep"
+
+    FakeSupervisor.sleep_bytes = 100
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story, host_bytes=1000)
+
+
+def test_idle_models_go_to_host_memory(tmp_path: Path) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0)
+        await until(lambda: engines[0].status.in_host_memory)
+        assert engines[0].status.state == "unloaded"
+        await use(engines, 0)
+        assert (FakeSupervisor.started, FakeSupervisor.stopped) == (["a"], [])
+
+    FakeSupervisor.sleep_bytes = 100
+    run(tmp_path, {"a": 0.4}, story, keep_alive=0.05, host_bytes=1000)
+
+
+def test_many_requests_for_many_models_in_any_order(tmp_path: Path) -> None:
+    """Models come and go while others sleep, wake and leave host memory: each request gets its model."""
+
+    async def client(engines: Engines, seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(40):
+            index = rng.randrange(4)
+            await engines.hold(index, LIMIT)
+            status = engines[index].status
+            assert (status.state, status.in_host_memory) == ("loaded", False)
+            await asyncio.sleep(0)
+            engines.release(index)
+
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await asyncio.gather(*(client(engines, seed) for seed in range(5)))
+        assert FakeSupervisor.woken
+        kept = sum(model.host_bytes for model in pool._models)
+        assert kept <= 200
+        ups = len(FakeSupervisor.started) - len(FakeSupervisor.stopped)
+        assert ups == sum(model.group is not None for model in pool._models)
+
+    FakeSupervisor.sleep_bytes = 100
+    run(tmp_path, dict.fromkeys("abcd", 0.45), story, host_bytes=200)

@@ -86,7 +86,7 @@ def test_a_slot_is_written_after_its_last_use_and_before_its_next(device: Any, c
     slots = [empty((SIZE,), uint8, CPU) for _ in range(NUM_SLOTS)]
     sources = [np.zeros(SIZE, np.uint8) for _ in range(count)]
     indices = range(0, 2 * count, 2)
-    stream = LayerStream(indices, sources, CudaLayerCopies(device, slots), NUM_SLOTS, CPU)
+    stream = LayerStream(indices, sources, CudaLayerCopies(device, slots), slots)
     order = device.driver
     uses: list[tuple[int, Node]] = []
     for _ in range(num_steps):
@@ -118,7 +118,7 @@ def test_a_slot_is_written_after_its_last_use_and_before_its_next(device: Any, c
 def test_a_copy_goes_on_beside_the_layers_before_it(device: Any) -> None:
     slots = [empty((SIZE,), uint8, CPU) for _ in range(NUM_SLOTS)]
     sources = [np.zeros(SIZE, np.uint8) for _ in range(3)]
-    stream = LayerStream((1, 3, 5), sources, CudaLayerCopies(device, slots), NUM_SLOTS, CPU)
+    stream = LayerStream((1, 3, 5), sources, CudaLayerCopies(device, slots), slots)
     stream.begin()
     first = device.driver.submit(STEPS, "layer 0")
     copies = [node for node in device.driver.nodes if node.name.startswith("copy")]

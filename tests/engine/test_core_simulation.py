@@ -7,6 +7,7 @@ test id is the seed, so a failure can be repeated with `pytest -k "[SEED]"`. `ma
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -175,3 +176,11 @@ def test_fault_liveness_every_request_ends_once_with_the_tokens_it_gives_alone(s
     assert sum(engine.core.metrics.num_finished.values()) == len(expected)
     if engine.tiers is not None:
         check_tiers_quiet(engine.tiers)
+    if prompt and not aborted:  # a night, in which the KV cache loses its memory
+        engine.core.drop_kv_cache()
+        engine.runner.lose_memory()
+        engine.check_blocks()
+        with contextlib.suppress(ContextLengthError):
+            engine.add("morning", prompt, 5, account=rng.choice(accounts), cache_salt=cache_salt)
+            engine.run(max_steps=2 * (len(prompt) + 7) * MOST_LOOKS)
+            assert engine.token_ids["morning"] == generate(prompt, min(5, context - len(prompt)), say=say)[0]

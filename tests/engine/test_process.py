@@ -351,7 +351,7 @@ def test_fault_fairness_d6_a_flood_of_messages_leaves_time_for_steps(
     silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
     monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
     monkeypatch.setattr(process_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    process = EngineProcess(str(tmp_path), str(tmp_path))
+    process = EngineProcess(str(tmp_path), str(tmp_path), lambda message: None)
     process._engine = LoadedEngine(SlowCore(), INFO, lambda: b"")
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)

@@ -28,7 +28,7 @@ from tessera.engine.models.weights.build import layer_bytes
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
-from tessera.engine.runner import weight_offload
+from tessera.engine.runner.memory import weight_offload
 from tessera.engine.tensor import CPU, Tensor, float32
 from tests.engine.gguf.converter import write_converted
 from tests.support.decoder_harness import DecoderHarness

@@ -93,22 +93,19 @@ def make_stream(device: CudaDevice, count: int) -> LayerStream:
     sources = [device.pinned(LAYER_BYTES).array for _ in range(count)]
     for number, source in enumerate(sources):
         source[:] = number
-    stream = LayerStream(range(count), sources, CudaLayerCopies(device, slots), 2, device)
-    stream.slots = slots  # type: ignore[attr-defined]
-    return stream
+    return LayerStream(range(count), sources, CudaLayerCopies(device, slots), slots)
 
 
 def test_a_captured_forward_copies_at_the_links_rate(device: CudaDevice) -> None:
     count = 12
     stream = make_stream(device, count)
     seen = [empty((LAYER_BYTES,), uint8, device) for _ in range(2)]
-    slots = stream.slots  # type: ignore[attr-defined]
 
     def forward() -> None:
         stream.begin()
         for number in range(count):
             stream.hold_step(number)
-            device.copy(seen[number % 2].pointer, slots[number % 2].pointer, 1 << 20)
+            device.copy(seen[number % 2].pointer, stream.slots[number % 2].pointer, 1 << 20)
             stream.release(number)
 
     with device.capture() as finish:

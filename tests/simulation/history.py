@@ -18,7 +18,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.ipc import client, heartbeat, process, supervisor
 from tessera.engine.ipc.client import EngineClient
-from tessera.engine.ipc.supervisor import EngineState
+from tessera.engine.ipc.supervisor import EngineStartError, EngineState
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tests.simulation.invariants import check_quiet
 from tests.simulation.processes import RUN_DIR, Heart, SimulatedSupervisor, engine_info
@@ -32,10 +32,12 @@ MAX_MODEL_LEN = 64
 FAULT_SECONDS = 2.0  # in which requests and faults begin
 SETTLED = 0.5  # seconds in which aborts arrive
 AFTERMATH = 2.0  # seconds in which a step that hung for long may still have its engine killed
+MOST_STARTS = 10  # after a night; requests ask the pool for more
+SLEEP_TIMEOUT = 60.0  # seconds to wake up, as the pool has it
 DROP_SECONDS = 10.0
 RECOVERY = 240.0  # seconds within which all has ended and the server serves again
 MORE_REQUESTS = 8  # in worlds with tiers, whose prefixes are to be evicted and asked for again
-FAULTS = ("kill", "stop", "stop for long", "hang", "exception", "no descriptors", "reset", "bad starts")
+FAULTS = ("kill", "stop", "stop for long", "hang", "exception", "no descriptors", "reset", "bad starts", "night")
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ class History:
         self.num_events = 0
         self._tell = tell
         self._bad_starts = 0
+        self._nights: set[asyncio.Task[None]] = set()
         self.slow_steps = self.rng.random() < 0.1
 
     def note(self, *event: object) -> None:
@@ -224,6 +227,9 @@ class History:
             assert request.outcome is not None
         if not stops_early:
             await asyncio.sleep(max(0.0, begin + FAULT_SECONDS - self.loop.now) + SETTLED)
+            if self._nights:
+                _, late = await asyncio.wait(self._nights, timeout=RECOVERY)
+                assert not late, "a night has no end"
             await self._serve_once_more(prefixes[0])
             await self._close()
         assert not self.wire.open, "sockets are left open"
@@ -264,7 +270,30 @@ class History:
         engine = self.supervisor.engine
         return engine is None or engine.is_stopped
 
+    async def _sleep_and_wake_up(self) -> None:
+        """As the pool does: a model that cannot sleep, or wake up, has its engine ended and started again."""
+        supervisor = self.supervisor
+        slept = await supervisor.sleep(self.rng.random() * 4)
+        self.note("asleep", slept)
+        try:
+            if slept:
+                await asyncio.sleep(self.rng.random() * 2)
+                await asyncio.wait_for(supervisor.wake_up(), SLEEP_TIMEOUT)
+                return
+        except (EngineStartError, asyncio.TimeoutError) as error:
+            self.note("does not wake up", type(error).__name__)
+        for _ in range(MOST_STARTS):
+            await self.supervisor.stop()
+            self.supervisor = SimulatedSupervisor(self)
+            self.supervisor.start()
+            with contextlib.suppress(EngineStartError):
+                await self.supervisor.wait_started()
+                return
+
     async def _close(self) -> None:
+        for night in self._nights:
+            night.cancel()
+        await asyncio.gather(*self._nights, return_exceptions=True)
         for one in self.clients:
             await one.close()
         await self.supervisor.stop()
@@ -277,6 +306,9 @@ class History:
             self.loop.call_later(self.rng.random() * 5, self._give_descriptors)
             if self.rng.random() < 0.5 and engine is not None:
                 engine.exit(-9)
+        elif fault == "night":
+            if not self._nights and self.supervisor.state is EngineState.READY:
+                self._nights.add(self.loop.create_task(self._sleep_and_wake_up()))
         elif fault == "bad starts":
             self._bad_starts = self.rng.randint(1, 3)
             if engine is not None:

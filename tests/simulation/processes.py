@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import DeviceError, OutOfMemoryError
 from tessera.engine.contract.messages import (
     EngineInfo,
     EngineReport,
@@ -42,6 +43,7 @@ VOCAB_SIZE, EOS = 100, 0
 STEP_TIMEOUT = 5.0  # seconds
 MAX_IDLE_TURNS = 3  # one step ahead, the first gives nothing yet; an abort or a reset may leave nothing to do
 MAX_LOADING_TURNS = 80  # until late copies and files have come
+SHORT_OF_MEMORY = 0.15  # of the times
 SIGKILL, SIGTERM = -9, -15
 
 
@@ -96,6 +98,27 @@ class RememberingRunner(FakeRunner):
         self.say = lambda context: token_after(extend(0, context.tolist())) if context.min() >= 0 else -1
 
 
+class SimulatedSleeper:
+    """Loses the KV cache; memory may be short, in the evening or in the morning."""
+
+    def __init__(self, history: History, core: EngineCore, runner: HashingRunner | RememberingRunner) -> None:
+        self._rng = history.rng
+        self._core = core
+        self._runner = runner
+
+    def sleep(self) -> None:
+        if self._rng.random() < SHORT_OF_MEMORY:
+            raise MemoryError("no memory can be locked")
+        self._core.drop_kv_cache()
+        assert self._core.block_manager.num_used_blocks == 0
+        if isinstance(self._runner, RememberingRunner):
+            self._runner.lose_memory()
+
+    def wake_up(self) -> None:
+        if self._rng.random() < SHORT_OF_MEMORY:
+            raise OutOfMemoryError("another model has it")
+
+
 class NoMetrics:
     """In place of the metrics' thread."""
 
@@ -137,7 +160,7 @@ class SimulatedEngine:
         self._finished: set[tuple[bytes, str]] = set()
         self._turn_is_due = False
         self._idle_turns = self._loading_turns = 0
-        self.process = EngineProcess(RUN_DIR, RUN_DIR)
+        self.process = EngineProcess(RUN_DIR, RUN_DIR, self.reports.put_nowait)
         self.process._metrics = NoMetrics()  # type: ignore[assignment]
         self._send_outputs = self.process._send_outputs
         self.process._send_outputs = self._check_outputs  # type: ignore[method-assign]
@@ -209,7 +232,8 @@ class SimulatedEngine:
             clock=self._loop.time,
             tiers=tiers,
         )
-        self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"")
+        sleeper = SimulatedSleeper(history, self.core, runner)
+        self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"", sleeper=sleeper)
         self.process._adapters = AdapterLoads(None, "", self.wake_up, allowed=False)
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
         self.process._router.on_arrival = self.wake_up
@@ -247,6 +271,15 @@ class SimulatedEngine:
             assert self._idle_turns <= MAX_IDLE_TURNS, "turns without progress"
         elif not core.has_work and core.block_manager.tiers is not None:
             core.block_manager.tiers.poll()
+        order = process._order
+        if order is not None and not core.has_work and not process._draining:
+            try:
+                process._carry_out(order, self.engine.sleeper)
+            except DeviceError:
+                self.exit(1)
+                return
+            check_core(core)
+            self._history.note("carried out", type(order).__name__, process._is_asleep)
         if core.has_work:
             self._turn_is_due = True
             self._loop.call_later(WAIT_SECONDS if waits else self._history.step_seconds(), self._turn)

@@ -128,6 +128,10 @@ def stands_still(self: Any, now: float) -> None:
     return None
 
 
+def believes_in_lost_blocks(self: Any) -> None:
+    pass
+
+
 RELEASE, PREEMPT, SEND_OUTPUTS = BlockManager.release, Scheduler._preempt, EngineProcess._send_outputs
 POLL = KVTiers.poll
 
@@ -144,6 +148,7 @@ POLL = KVTiers.poll
         (EngineCore, "schedule", stands_still),
         (KVTiers, "claim", overtakes_copies),
         (KVTiers, "poll", runs_too_early),
+        (EngineCore, "drop_kv_cache", believes_in_lost_blocks),
     ],
     ids=lambda part: part if isinstance(part, str) else getattr(part, "__name__", ""),
 )

@@ -41,6 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ipc",),
     ("engine.ranks",),
     ("engine.runner",),
+    ("engine.runner.memory",),
     ("engine.core",),
     ("engine.speculation",),
     ("engine.kv_tiers",),

@@ -126,6 +126,11 @@ class FakeRunner:
         self._in_long_rows = np.zeros(num_blocks * block_size, bool)
         self._slots: dict[int, tuple[SlotInit, list[int]]] = {}
 
+    def lose_memory(self) -> None:
+        """All that is in the KV cache is gone."""
+        self._token_ids[:] = POISON
+        self._positions[:] = POISON
+
     @property
     def planes(self) -> list[np.ndarray[Any, Any]]:
         """What is kept of each block [num_blocks, block_size], for copies."""

@@ -12,12 +12,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.errors import ConfigError, ContextLengthError, QueueFullError
+from tessera.engine.contract.errors import ConfigError, ContextLengthError, OutOfMemoryError, QueueFullError
 from tessera.engine.contract.messages import AddRequest, EngineInfo, RequestOutput, SchedulerStats
 from tessera.engine.ipc.process import LoadedEngine, Progress, serve
 
 HANGS, FAILS, IS_ONE_TOO_MANY, IS_TOO_LONG, FAILS_ALONE, BREAKS_ADD, WAITS = range(9001, 9008)
 STEP_SECONDS = 0.001
+RESTLESS, DROWSY = "cannot sleep", "cannot wake up"
 SLOW_METRICS = "slow metrics"  # their text is never finished
 VOCAB_SIZE = 10_000
 
@@ -90,6 +91,21 @@ class StubCore:
         return SchedulerStats(len(self._running), 0, 0, 0, 0)
 
 
+class StubSleeper:
+    """Fails to sleep, or to wake up, where the model's name says so."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def sleep(self) -> None:
+        if self._model == RESTLESS:
+            raise MemoryError("no memory can be locked")
+
+    def wake_up(self) -> None:
+        if self._model == DROWSY:
+            raise OutOfMemoryError("the stub device's memory is taken")
+
+
 def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
     config = config.with_device_defaults("cpu")
     if config.model == "unsupported":
@@ -126,7 +142,7 @@ def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
             threading.Event().wait()
         return f"stub_steps_total {core.num_steps}\n".encode()
 
-    return LoadedEngine(core, info, render_metrics)
+    return LoadedEngine(core, info, render_metrics, sleeper=StubSleeper(config.model) if config.can_sleep else None)
 
 
 if __name__ == "__main__":

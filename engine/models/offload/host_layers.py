@@ -95,7 +95,7 @@ class HostLayers:
                 copies.hold_step(number)
             self._device.synchronize()
             return tuple(found), None
-        return tuple(found), LayerStream(indices, sources, copies, num_slots, self._device)
+        return tuple(found), LayerStream(indices, sources, copies, slots)
 
     def _pinned(self, nbytes: int) -> HostMemory:
         """Raises: DeviceError, MemoryError."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from tessera.engine.models.offload.copies import Bytes, LayerCopies
-from tessera.engine.tensor import Device
+from tessera.engine.tensor import Tensor
 
 
 class LayerStream:
@@ -18,17 +18,18 @@ class LayerStream:
     Attributes:
         indices: of the layers, ascending.
         nbytes: copied by a step.
+        slots: on the device.
     """
 
     def __init__(
-        self, indices: Sequence[int], sources: Sequence[Bytes], copies: LayerCopies, num_slots: int, device: Device
+        self, indices: Sequence[int], sources: Sequence[Bytes], copies: LayerCopies, slots: Sequence[Tensor]
     ) -> None:
         self.indices = tuple(indices)
+        self.slots = tuple(slots)
         self.nbytes = sum(source.nbytes for source in sources)
         self._sources = sources
         self._copies = copies
-        self._num_slots = num_slots
-        self._device = device
+        self._num_slots = len(slots)
 
     def begin(self) -> None:
         """Submit the first copies of a forward."""
@@ -47,13 +48,13 @@ class LayerStream:
 
     def measure_seconds(self) -> float:
         """Seconds that a step's copies take when nothing else runs, from the rate of one."""
-        source = self._sources[0]
+        source, device = self._sources[0], self.slots[0].device
         seconds = 0.0
         for _ in range(2):  # the first pays for what any first copy does
-            self._device.synchronize()
+            device.synchronize()
             start = time.perf_counter()
             self._copies.fetch(source, 0)
             self._copies.hold_step(0)
-            self._device.synchronize()
+            device.synchronize()
             seconds = time.perf_counter() - start
         return seconds * self.nbytes / source.nbytes

@@ -1,0 +1,1 @@
+"""Memory beyond the device: layers in host memory (`weight_offload`), and models that sleep there (`sleeper`)."""
