@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,17 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.formats import PackedFormat
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.dummy import dummy_weights
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.weights import MoEWeights
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
+from tests.engine.gguf.converter import plain, write_converted
+from tests.engine.gguf.writer import Stored
 from tests.support import tiny_families
 from tests.support.decoder_harness import (
     DecoderHarness,
@@ -28,7 +35,9 @@ from tests.support.decoder_harness import (
     scattered_blocks,
     step_batch,
 )
+from tests.support.gguf_blocks import random_blocks
 from tests.support.paths import GOLDEN
+from tests.support.quantisers import SCHEMES, fp8, quantised_model
 from tests.support.tiny_families import FAMILIES, build_family
 from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
@@ -219,3 +228,48 @@ def test_golden_logits_of_families(name: str, dtype: np.dtype[Any], tmp_path: Pa
     for chunks in (None, [7, 1, 1, tiny_families.LENGTH - 9]):
         logits = made.logits(tiny_families.prompt(), chunks)[list(tiny_families.POSITIONS), : tiny_families.VOCAB]
         assert relative_error(logits, expected) < (1e-4 if dtype == float32 else 5e-2)
+
+
+def quantised_mixture(form: str, folder: Path) -> Path:
+    """A checkpoint of AWQ or FP8, or a GGUF file."""
+    routers = ("lm_head", "mlp.gate")
+    if form == "awq":
+        return quantised_model(folder, SCHEMES["awq"], "qwen3moe", plain=routers)[0]
+    if form == "fp8":
+        blocks = {**SCHEMES["deepseek"].config, "weight_block_size": [32, 128]}
+        scheme = replace(
+            SCHEMES["deepseek"], config=blocks, pack=partial(fp8, block=(32, 128), name="weight_scale_inv")
+        )
+        return quantised_model(folder, scheme, "qwen3moe", plain=routers)[0]
+    model = replace(
+        TINY_MODELS["qwen3moe"],
+        config={**TINY_MODELS["qwen3moe"].config, "hidden_size": 256, "moe_intermediate_size": 256},
+    )
+    rng = np.random.default_rng(7)
+
+    def store(name: str, values: np.ndarray[Any, Any]) -> Stored:
+        if "_exps" not in name:
+            return plain(name, values)
+        return Stored(form, values.shape, random_blocks(form, values.size, rng).tobytes())
+
+    return write_converted(folder / "m.gguf", model, store)
+
+
+@pytest.mark.parametrize("form", ["awq", "fp8", "Q4_K"])
+def test_quantised_experts_are_those_of_the_cpu_small(form: str, tmp_path: Path, cuda_ops: CudaOps) -> None:
+    """In the order of the kernels, and with the same logits where no activations are rounded."""
+    path = quantised_mixture(form, tmp_path)
+    loaded = [load_weights(path, load_config(path), bfloat16, ops) for ops in (make_ops(CPU), cuda_ops)]
+    for expected, found in zip(*(weights.layers for weights in loaded), strict=True):
+        assert isinstance(expected.mlp, MoEWeights)
+        assert isinstance(found.mlp, MoEWeights)
+        for one, other in ((expected.mlp.up, found.mlp.up), (expected.mlp.down, found.mlp.down)):
+            assert isinstance(other.parts[0].format, PackedFormat)
+            numbers = [
+                part.format.dequantize({name: t.numpy() for name, t in part.tensors.items()}, slice(None))
+                for part in (*one.parts, *other.parts)
+            ]
+            np.testing.assert_allclose(numbers[1][:, : one.shape[1]], numbers[0], rtol=1e-4)
+    if form != "fp8":
+        made = [DecoderHarness.of(path, ops, float32, max_model_len=64) for ops in (make_ops(CPU), cuda_ops)]
+        assert relative_error(made[1].logits(prompt()), made[0].logits(prompt())) < 1e-3
