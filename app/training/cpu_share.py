@@ -29,6 +29,7 @@ class CpuShare:
         signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
 
     def stop(self) -> None:
+        """Before the process ends: the interpreter takes the handler away, and the signal would kill it."""
         signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _pause(self, signum: int, frame: FrameType | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from tessera.app.training.conversations import TrainingConversation, TrainingPre
 from tessera.app.training.encoder import ConversationEncoder, EncodedChat
 from tessera.app.training.lines import read_lines
 from tessera.engine.contract.errors import ConfigError
-from tests.support.paths import BUILTIN
+from tests.support.paths import BUILTIN, ROOT
 
 USER: dict[str, Any] = {"role": "user", "content": "Hello!"}
 REPLY: dict[str, Any] = {"role": "assistant", "content": "Good day."}
@@ -231,6 +233,26 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     ):
         assert main(["train", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+# -- the share of a job ----------------------------------------------------------------------------
+
+BUSY = """
+import time
+from tessera.app.training.cpu_share import CpuShare
+share = CpuShare(0.25, 1)
+share.start()
+began = time.monotonic()
+while time.process_time() < 0.5:
+    sum(range(1000))
+print(time.process_time() / (time.monotonic() - began))
+share.stop()
+"""
+
+
+def test_a_process_is_held_to_its_share_of_the_cpu() -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert 0 < float(done.stdout) < 0.35
 
 
 # -- pictures ---------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ def ask(api: openai.OpenAI, model: str) -> tuple[str | None, list[float]]:
     return found.message.content, [each.logprob for each in found.logprobs.content or ()]
 
 
+@pytest.mark.slow
 def test_a_model_learns_and_its_base_stays_as_it_was(server: Server) -> None:
     server.until(lambda: server.http.get("/ready").status_code == 200, "readiness")
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
@@ -55,3 +57,22 @@ def test_a_model_learns_and_its_base_stays_as_it_was(server: Server) -> None:
         assert job.fine_tuned_model is not None, job.error
         assert str(ask(api, job.fine_tuned_model)[0]).startswith(REPLY)
         assert ask(api, server.model) == before
+
+
+@pytest.mark.slow
+def test_a_job_ends_with_its_server(server: Server) -> None:
+    """However that ends; this is the last test of the module."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as api:
+        chat = {"messages": [*QUESTION, {"role": "assistant", "content": REPLY}]}
+        file = api.files.create(file=("chats.jsonl", (json.dumps(chat) + "\n").encode() * 50), purpose="fine-tune")
+        hyperparameters: Any = {"n_epochs": 50, "batch_size": 1}
+        job = api.fine_tuning.jobs.create(model=server.model, training_file=file.id, hyperparameters=hyperparameters)
+        (pid,) = server.until(lambda: server.children("tessera.app.training.job_process"), "the job's process")
+        server.until(lambda: api.fine_tuning.jobs.retrieve(job.id).status == "running", "its steps")
+        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    server.process.kill()
+    server.process.wait()
+    end = time.monotonic() + DEADLINE
+    while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
+        assert time.monotonic() < end, "the job's process has outlived its server"
+        threading.Event().wait(0.05)

@@ -100,9 +100,9 @@ def job_processes(folder: Path) -> list[int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--words", type=int, default=1000, help="that are learnt")
+    parser.add_argument("--words", type=int, default=800, help="that are learnt")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--share", type=float, default=1.0, help="of the CPUs' time")
+    parser.add_argument("--share", type=float, default=0.5, help="of the CPUs' time")
     given = parser.parse_args()
     every = words(given.words + NUM_HELD_OUT)
     learnt, held_out = every[:-NUM_HELD_OUT], every[-NUM_HELD_OUT:]

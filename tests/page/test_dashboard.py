@@ -41,6 +41,19 @@ def test_a_single_model_is_no_choice(page: Page, upstream: Upstream) -> None:
     assert page.evaluate("document.querySelector('#shown-model').checkVisibility()") is False
 
 
+def test_fine_tuning_jobs_are_shown_with_their_losses(page: Page, upstream: Upstream) -> None:
+    page.click("#tab-dashboard")
+    page.until("document.querySelectorAll('#fine-tuning tbody tr').length === 2")
+    rows = "[...document.querySelectorAll('#fine-tuning tbody tr')]"
+    running, queued = page.evaluate(f"{rows}.map((row) => [...row.children].map((cell) => cell.textContent))")
+    assert running[:6] == ["ftjob-1", MODELS[1], "running", "120 of 400", "0.7383", "0.8100"]
+    assert queued[:6] == ["ftjob-2", MODELS[1], "queued", UNKNOWN, UNKNOWN, UNKNOWN]
+    path = page.evaluate("document.querySelector('#fine-tuning .stroke').getAttribute('d')")
+    assert path.count("L") == 119
+    label = page.evaluate("document.querySelector('#fine-tuning svg').getAttribute('aria-label')")
+    assert label == "Loss from 2.8587 to 0.7383"
+
+
 def choose(page: Page, name: str) -> None:
     page.evaluate(
         "{ const choice = document.querySelector('#shown-model');"

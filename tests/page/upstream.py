@@ -206,6 +206,26 @@ def status_of_a_busy_server() -> dict[str, Any]:
                 for n, name in enumerate(names, 1)
             ],
         },
+        "fine_tuning": [
+            {
+                "id": "ftjob-1",
+                "model": MODELS[1],
+                "status": "running",
+                "step": 120,
+                "num_steps": 400,
+                "losses": [[step, 2.5 * math.exp(-step / 60) + 0.4] for step in range(1, 121)],
+                "validation_loss": 0.81,
+            },
+            {
+                "id": "ftjob-2",
+                "model": MODELS[1],
+                "status": "queued",
+                "step": 0,
+                "num_steps": 0,
+                "losses": [],
+                "validation_loss": None,
+            },
+        ],
     }
 
 
