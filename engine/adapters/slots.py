@@ -15,6 +15,8 @@ from tessera.engine.models.weights.build import MatrixField
 from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, Weights
 from tessera.engine.tensor import Device, empty, float32, int32, zeros
 
+RANK_MULTIPLE = 8  # of the ranks that a slot has room for: 16 bytes of the smallest elements
+
 
 class AdapterSlots:
     """Attributes:
@@ -22,20 +24,32 @@ class AdapterSlots:
     """
 
     def __init__(
-        self, config: ModelConfig, dtype: np.dtype[Any], device: Device, *, num_slots: int, max_rank: int
+        self,
+        config: ModelConfig,
+        dtype: np.dtype[Any],
+        device: Device,
+        *,
+        num_slots: int,
+        max_rank: int,
+        max_rows: int,
     ) -> None:
-        """All slots are empty. Raises: OutOfMemoryError."""
+        """All slots are empty. `max_rows`: of a product. Raises: OutOfMemoryError."""
         self.num_slots = num_slots
-        self.max_rank = max_rank
-        self.selection = AdapterSelection(zeros((num_slots,), int32, device))
+        rank = -(-max_rank // RANK_MULTIPLE) * RANK_MULTIPLE
+        fields = list(adaptable_fields(config))
+        most_parts = max(len(field.part_rows) for _, field in fields)
+        self.selection = AdapterSelection(
+            ranks=zeros((num_slots,), int32, device),
+            shrunk=empty((max_rows * most_parts * rank,), float32, device),
+        )
         self._stacks = {
-            (layer, field.name): _make_stack(field, dtype, device, num_slots, max_rank, self.selection)
-            for layer, field in adaptable_fields(config)
+            (layer, field.name): _make_stack(field, dtype, device, num_slots, rank, self.selection)
+            for layer, field in fields
         }
 
     @property
     def nbytes(self) -> int:
-        return sum(stack.nbytes for stack in self._stacks.values())
+        return self.selection.shrunk.nbytes + sum(stack.nbytes for stack in self._stacks.values())
 
     def attach(self, weights: Weights) -> Weights:
         """The same weights with these slots beside them."""

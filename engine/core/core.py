@@ -539,7 +539,8 @@ class EngineCore:
             sequence.account.num_waiting -= 1
             pending.give_up()
         if self._speculator is not None and reason != "error":
-            self._speculator.keep_completion(sequence.prefix_salt, sequence.token_ids[sequence.num_prompt_tokens :])
+            completion = sequence.token_ids[sequence.num_prompt_tokens :]
+            self._speculator.keep_completion(sequence.prefix_salt, completion, len(self.scheduler.running))
         self.scheduler.finish(sequence, reason)
         self.accounts.close(sequence.account)
         del self._sequences[sequence.client, sequence.request_id]

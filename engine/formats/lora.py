@@ -34,10 +34,12 @@ class AdapterSelection:
 
     Attributes:
         ranks: [S] int32, the largest rank in each slot; 0 where it is empty.
+        shrunk: float32, of at least M * P * R elements; room for the products with A.
         rows: None: no row has an adapter, and products are as if there were none.
     """
 
     ranks: Tensor
+    shrunk: Tensor
     rows: AdapterRows | None = field(default=None)
 
 

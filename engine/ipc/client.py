@@ -242,6 +242,7 @@ class EngineClient:
         self.watcher: Watcher | None = None
         self._run_dir = run_dir
         self._load_of_others = 0  # as of the last heartbeat
+        self._most_sequences = [0, 0]  # of this client since the last heartbeat, and between the two before
         self._epoch: str | None = None
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
@@ -360,6 +361,7 @@ class EngineClient:
         for request_id in request_ids:
             inbox = self._inboxes[request_id] = _Inbox()
             streams.append(RequestStream(self, request_id, inbox))
+        self._most_sequences[0] = max(self._most_sequences[0], len(self._inboxes))
         self._send(request)
         return streams
 
@@ -550,7 +552,10 @@ class EngineClient:
         if self._epoch is not None and heartbeat.stats is not None and is_news:
             stats = heartbeat.stats
             self.history.append((heartbeat.stats_time, stats))
-            self._load_of_others = max(0, stats.num_running + stats.num_waiting - len(self._inboxes))
+            # The figures may be half a second old, and of sequences that have ended since.
+            own = max(self._most_sequences)
+            self._load_of_others = max(0, stats.num_running + stats.num_waiting - own)
+            self._most_sequences = [len(self._inboxes), self._most_sequences[0]]
             if self.watcher is not None:
                 self.watcher.on_stats(heartbeat.stats_time, stats)
         if self.watcher is not None and heartbeat.prefixes is not None:

@@ -501,7 +501,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     if config.quantization != "none":
         model = rounded_while_loading(model, config.quantization, folder)
     device, device_reason = select_device(config.device)
-    if config.can_sleep:
+    if config.can_sleep and config.tensor_parallel_size == 1:
         make_releasable(device)
     config = config.with_device_defaults("cpu" if device.name == "cpu" else "cuda")
     config.verify()

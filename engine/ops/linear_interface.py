@@ -12,11 +12,10 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack, WeightFormat
 from tessera.engine.ops.checks import CheckedOps, require
 from tessera.engine.ops.layer_interface import LayerOps
-from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32
+from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
 
 # `*_mul` are gated: the first half of the features passes the function and multiplies the second half.
 Activation = Literal[
@@ -133,11 +132,13 @@ class LinearOps(LayerOps, CheckedOps):
                 self._adapted_linear(x, weight, stack, stack.selection.rows, prologue, epilogue, out)
         return out
 
-    def group_rows(self, rows: AdapterRows) -> None:
+    def group_rows(self, rows: AdapterRows, num_slots: int) -> None:
         """Sort rows by slot into their `groups`, where products need that; once before the products of a step."""
         self._check(slots=rows.slots, groups=rows.groups)
         if rows.groups is not None and rows.slots.size:
-            self._group_rows(rows)
+            size = self.row_groups_size(rows.slots.shape[0], num_slots)
+            require(rows.groups.dtype == int32 and rows.groups.size >= size, "groups of rows", rows.groups)
+            self._group_rows(rows, num_slots)
 
     def row_groups_size(self, num_rows: int, num_slots: int) -> int:
         """Elements of the `groups` [G] int32 of so many rows; 0: none are needed."""
@@ -165,15 +166,15 @@ class LinearOps(LayerOps, CheckedOps):
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         """`matmul` by a weight of any format."""
 
+    @abstractmethod
     def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
         """Add factor * (x A^T) B^T to the rows of out [M, N] that have an adapter; others stay bit for bit.
 
         x A^T is in float32, and each sum is rounded once.
         """
-        raise TesseraError(f"{self.device} has no kernels for adapters")
 
-    def _group_rows(self, rows: AdapterRows) -> None:
-        raise NotImplementedError("this implementation needs no groups of rows")
+    def _group_rows(self, rows: AdapterRows, num_slots: int) -> None:
+        """For implementations with a `row_groups_size`."""
 
     def _linear(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor

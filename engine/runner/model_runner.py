@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ from tessera.engine.tensor import (
     Device,
     Tensor,
     bfloat16,
+    empty,
     float32,
     from_numpy,
     int32,
@@ -106,6 +108,7 @@ class ModelRunner:
         `max_lora_rank`: of the `config.max_loras` slots for adapters; 0: there are none.
         """
         self._max_lora_rank = max_lora_rank
+        self._adapter_groups: list[Tensor] = []  # room for those of tokens, and of sampled ones
         self.config = config = config.with_device_defaults("cpu" if isinstance(device, CpuDevice) else "cuda")
         self.model = model
         self._ranks = ranks
@@ -149,11 +152,8 @@ class ModelRunner:
         self.weight_offload = None if weights.stream is None else offload_info(weights.stream, model)
         self.stored_bytes = weights.bytes_by_format if model.quantisation is not None else {}
         self.num_parameters = weights.num_parameters
-        self._adapter_slots: AdapterSlots | None = None
-        if self._max_lora_rank:
-            self._adapter_slots = AdapterSlots(
-                model, self._dtype, device, num_slots=config.max_loras, max_rank=self._max_lora_rank
-            )
+        self._adapter_slots = self._make_adapter_slots() if self._max_lora_rank else None
+        if self._adapter_slots is not None:
             weights = self._adapter_slots.attach(weights)
         rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows, drafts = config.max_num_seqs, config.max_step_drafts
@@ -177,16 +177,7 @@ class ModelRunner:
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(most + 1, dtype=np.int32), device)
-        speculation = config.speculation_settings
-        self._graphs = StepGraphs(
-            rows,
-            self._buffer_tokens,
-            self.max_model_len,
-            SHORT_CONTEXT,
-            self._max_rows - drafts,
-            max_drafts=drafts,
-            draft_tokens=speculation.num_tokens if speculation is not None else 0,
-        )
+        self._graphs, self._adapted_graphs = (self._make_graphs() for _ in range(2))
         self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
         self.kv_cache = KVCache(self._own, self.num_kv_blocks, self.block_size, self._kv_format, device)
         self.kv_cache_bytes = self.kv_cache.nbytes
@@ -206,6 +197,8 @@ class ModelRunner:
                 for step in self._graphs.capture(device, self._inputs, self._forward):
                     if self._sampler is not None:
                         self._sampler.capture(device, step.logits, step.inputs)
+                if self._adapter_slots is not None:  # what samples is the same
+                    self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
 
     @property
     def short_rope_len(self) -> int:
@@ -248,7 +241,8 @@ class ModelRunner:
         for slot, adapter in batch.adapter_loads:
             assert self._adapter_slots is not None, "only an engine with adapters has sequences with them"
             self._adapter_slots.load(slot, adapter)
-        recorded = self._graphs.find(batch)
+        graphs = self._graphs if batch.adapter_slots is None else self._adapted_graphs
+        recorded = graphs.find(batch)
         if recorded is not None:
             inputs, logits, graph = recorded
             self._submit(inputs, batch)
@@ -294,7 +288,7 @@ class ModelRunner:
             self._numbers,
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
-            has_adapters=self._adapter_slots is not None,
+            adapter_groups=self._adapter_groups,
         )
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
@@ -314,8 +308,9 @@ class ModelRunner:
 
     def _step_adapters(self, inputs: StepInputs) -> StepAdapters:
         assert inputs.adapters is not None, "the step was made without adapters"
+        assert self._adapter_slots is not None
         for rows in {id(rows): rows for rows in inputs.adapters}.values():
-            self.ops.group_rows(rows)
+            self.ops.group_rows(rows, self._adapter_slots.num_slots)
         return inputs.adapters
 
     def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
@@ -379,6 +374,35 @@ class ModelRunner:
         )
         free = _free_of_share(self.device, config.gpu_memory_utilization) + self._used_before
         return free - taken - AUTO_MARGIN
+
+    def _make_graphs(self) -> StepGraphs:
+        config, drafts = self.config, self.config.max_step_drafts
+        speculation = config.speculation_settings
+        return StepGraphs(
+            config.max_num_seqs,
+            self._buffer_tokens,
+            self.max_model_len,
+            SHORT_CONTEXT,
+            self._max_rows - drafts,
+            max_drafts=drafts,
+            draft_tokens=speculation.num_tokens if speculation is not None else 0,
+        )
+
+    def _make_adapter_slots(self) -> AdapterSlots:
+        num_slots = self.config.max_loras
+        if not isinstance(self.device, CpuDevice):
+            self._cuda_ops.reserve_adapters(self._dtype)
+        for rows in (self._buffer_tokens, self.config.max_num_seqs + self.config.max_step_drafts):
+            size = self.ops.row_groups_size(rows, num_slots)
+            self._adapter_groups.append(empty((size,), int32, self.device))
+        return AdapterSlots(
+            self.model,
+            self._dtype,
+            self.device,
+            num_slots=num_slots,
+            max_rank=self._max_lora_rank,
+            max_rows=self._buffer_tokens,
+        )
 
     @property
     def _cuda_ops(self) -> CudaOps:

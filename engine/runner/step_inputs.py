@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -85,12 +86,13 @@ class StepInputs:
         *,
         max_seqlen_q: int,
         max_context_len: int,
-        has_adapters: bool = False,
+        adapter_groups: Sequence[Tensor] = (),
     ) -> None:
-        """`numbers` [N] int32 are 0, 1, ... N - 1, with N > S."""
+        """`numbers` [N] int32 are 0, 1, ... N - 1, with N > S. `adapter_groups`: room for the groups of tokens, and of
+        sampled ones, where the model has slots for adapters."""
         self.shape = shape
         self._upload = upload
-        self._places = _places(shape, has_adapters)
+        self._places = _places(shape, bool(adapter_groups))
         self._views: dict[int, list[tuple[str, str, Array, int | bytes]]] = {}  # of each stage of the upload
         self.nbytes = aligned(self._places[-1].end)
         tensors = {
@@ -124,9 +126,9 @@ class StepInputs:
             max_context_len=max_context_len,
         )
         self.adapters: StepAdapters | None = None
-        if has_adapters:
-            rows = AdapterRows(tensors["", "token_adapters"])
-            chosen = rows if shape.is_decode else AdapterRows(tensors["", "chosen_adapters"])
+        if adapter_groups:
+            rows = AdapterRows(tensors["", "token_adapters"], adapter_groups[0])
+            chosen = rows if shape.is_decode else AdapterRows(tensors["", "chosen_adapters"], adapter_groups[1])
             self.adapters = StepAdapters(rows, chosen)
         self.updates = (
             tensors["table_updates", "rows"],

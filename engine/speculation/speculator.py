@@ -17,7 +17,7 @@ from tessera.engine.speculation.look_up import LookUp
 from tessera.engine.speculation.masks import masks_along
 from tessera.engine.speculation.prediction import PredictionDrafter
 from tessera.engine.speculation.step_costs import StepCosts
-from tessera.engine.speculation.suffixes import SuffixDrafter
+from tessera.engine.speculation.suffixes import IndexBudget, SuffixDrafter
 
 
 class DraftedSequence(Protocol):
@@ -52,6 +52,7 @@ class Speculator:
         self.num_draft_tokens = 0
         self.num_accepted_by_position = [0] * settings.num_tokens
         self._earlier = EarlierTexts()
+        self._indexing = IndexBudget()
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -63,7 +64,7 @@ class Speculator:
         if prediction:
             drafters.append(PredictionDrafter(prediction, num_prompt_tokens))
         if self.settings.method == "suffix":
-            drafters.append(SuffixDrafter(self._earlier.of_salt(salt)))
+            drafters.append(SuffixDrafter(self._earlier.of_salt(salt), self._indexing))
         else:
             drafters.append(LookUp(self.settings.lookup_min, self.settings.lookup_max))
         return Drafting(drafters)
@@ -75,6 +76,7 @@ class Speculator:
         """
         if not self._may_pay(len(running)):
             return False
+        self._indexing.renew()
         for sequence in running:
             if sequence.drafting is not None and sequence.num_pending_tokens:
                 proposal = self._propose(sequence.drafting, sequence)
@@ -86,6 +88,7 @@ class Speculator:
         """Set the drafts of the next step, for sequences whose tokens are all known."""
         if not self._may_pay(len(running)):
             return
+        self._indexing.renew()
         for sequence in running:
             if sequence.drafting is None or not sequence.can_draft:
                 continue
@@ -123,9 +126,9 @@ class Speculator:
         for position in range(num_accepted):
             self.num_accepted_by_position[position] += 1
 
-    def keep_completion(self, salt: bytes, completion: TokenIds) -> None:
-        """Let later sequences of `salt` look into it."""
-        if self.settings.method == "suffix" and completion:
+    def keep_completion(self, salt: bytes, completion: TokenIds, num_seqs: int) -> None:
+        """Let later sequences of `salt` look into it, unless `num_seqs` sequences are too many for drafts."""
+        if self.settings.method == "suffix" and completion and self._may_pay(num_seqs):
             self._earlier.append_text(salt, completion)
 
     def forget_completions(self) -> None:

@@ -11,20 +11,31 @@ from tessera.engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 MIN_MATCH = 2  # tokens
 DRAFT_PER_MATCH = 2  # draft tokens for each token that matches
 MAX_TEXT = 1 << 13  # tokens of a prompt that are indexed, the last ones; some 500 bytes each
-MAX_AT_ONCE = 1 << 10  # tokens indexed in a call: a few milliseconds
+MAX_AT_ONCE = 1 << 10  # tokens indexed before a step, of all sequences: two milliseconds
+
+
+class IndexBudget:
+    """Tokens that all drafters together may still index before the next step."""
+
+    def __init__(self) -> None:
+        self.left = MAX_AT_ONCE
+
+    def renew(self) -> None:
+        self.left = MAX_AT_ONCE
 
 
 class SuffixDrafter:
     """Follows one sequence's text, and looks for its end in itself and in earlier completions."""
 
-    def __init__(self, earlier: Sequence[SuffixAutomaton]) -> None:
+    def __init__(self, earlier: Sequence[SuffixAutomaton], budget: IndexBudget) -> None:
+        self._budget = budget
         self._own = SuffixAutomaton()
         self._earlier = earlier
         self._matches = [(ROOT, 0) for _ in earlier]
         self._num_read: int | None = None
 
     def propose(self, token_ids: TokenIds, most: int) -> list[int]:
-        """At most `most` tokens that may follow; [] if nothing is found, or while a long prompt is being indexed."""
+        """At most `most` tokens that may follow; [] if nothing is found, or while the text is being indexed."""
         if not self._read(token_ids):
             return []
         length, place = self._own.repeated_end()
@@ -41,7 +52,8 @@ class SuffixDrafter:
     def _read(self, token_ids: TokenIds) -> bool:
         """Index new tokens; -> whether all are."""
         first = self._num_read if self._num_read is not None else max(len(token_ids) - MAX_TEXT, 0)
-        self._num_read = min(first + MAX_AT_ONCE, len(token_ids))
+        self._num_read = min(first + self._budget.left, len(token_ids))
+        self._budget.left -= self._num_read - first
         for token_id in token_ids[first : self._num_read]:
             self._own.append_token(token_id)
             for number, automaton in enumerate(self._earlier):

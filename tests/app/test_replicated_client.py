@@ -23,9 +23,9 @@ from tessera.app.ops.metrics_text import EngineTexts, render_metrics
 from tessera.app.routing.block_keys import block_keys
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError
-from tessera.engine.contract.messages import EngineTotals, PrefixChanges, SchedulerStats
+from tessera.engine.contract.messages import EngineTotals, Heartbeat, PrefixChanges, SchedulerStats
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import RequestStream
+from tessera.engine.ipc.client import EngineClient, RequestStream
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.token_ids import token_ids
@@ -139,6 +139,20 @@ def test_reports_of_engines_reach_every_app_process() -> None:
             assert len(client._index) == 0
 
     asyncio.run(story())
+
+
+def test_sequences_that_have_just_ended_are_not_taken_for_those_of_others(tmp_path: Path) -> None:
+    """A heartbeat's figures may be from before their end."""
+    client = EngineClient(tmp_path)
+    client._epoch = "epoch"
+    client._most_sequences = [5, 0]
+    loads = []
+    for number in range(3):
+        beat = Heartbeat("epoch", number, True, True, stats(5, 0), stats_time=float(number))
+        client._on_heartbeat(beat)
+        loads.append(client.load)
+    asyncio.run(client.close())
+    assert loads == [0, 0, 5], "after two heartbeats they are others'"
 
 
 def stats(running: int, tokens: int) -> SchedulerStats:

@@ -57,8 +57,13 @@ class DecodeSteps:
 
 
 def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict[str, float]:
-    """Microseconds of a step one ahead, of the device alone, and of the host's part."""
-    prepared = DecodeSteps(runner, rows, context, **params).batches()
+    """Microseconds of a step one ahead, and of the host's part."""
+    found = measure_batches(runner, DecodeSteps(runner, rows, context, **params).batches())
+    return {"rows": rows, "context": context, **found}
+
+
+def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch]) -> dict[str, float]:
+    """The same of these steps."""
     batches = [next(prepared) for _ in range(STEPS)]
     running = runner.start(batches[0])
     host: list[float] = []
@@ -74,8 +79,6 @@ def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict
         last, running = now, following
     running.result()
     return {
-        "rows": rows,
-        "context": context,
         "step us": statistics.median(gaps[5:]) * 1e6,
         "host us": statistics.median(host[5:]) * 1e6,
     }

@@ -28,6 +28,7 @@ from tests.emulation.tensor_maps import emulated_tensor_maps
 from tests.gpu.products import check_guards, guarded
 from tests.gpu.test_attention_decode_gpu import DecodeInputs
 from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
+from tests.gpu.test_lora_gpu import rows_of, stack_of
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.support.linear_calls import norm_product_silu_mul, product_silu_mul
@@ -72,6 +73,19 @@ def emulated(ops: CudaOps) -> EmulatedDevice:
     device: object = ops.device
     assert isinstance(device, EmulatedDevice)
     return device
+
+
+def test_adapters_of_rows(ops: CudaOps) -> None:
+    """Two adapters, the second of a smaller rank, and rows without one."""
+    slots, ranks, dtype = np.array([1, -1, 0, 1, -1]), (8, 3), bfloat16
+    x, out = random_array(1, (5, 72), dtype), random_array(2, (5, 88), dtype)
+    found = []
+    for each in (CpuOps(), ops):
+        stack = stack_of(each, dtype, 72, (40, 24, 24), ranks, 8, 5)
+        sums = from_numpy(out, each.device)
+        each._add_adapters(from_numpy(x, each.device), stack, rows_of(each, slots, 2), sums)
+        found.append(sums.numpy().copy())
+    assert_close(found[1], found[0], dtype)
 
 
 @pytest.mark.parametrize(("m", "k", "n", "units"), [(1, 264, 200, 6), (5, 1032, 64, 4), (16, 72, 240, 14)])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tessera.engine.adapters.catalog import AdapterCatalog, ServedAdapter
+from tessera.engine.adapters.make import make_catalog
 from tessera.engine.adapters.reader import Adapter
 from tessera.engine.adapters.seats import AdapterSeats
-from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError, InvalidRequestError, NotFoundError
 from tessera.engine.models.config import load_config
+from tessera.engine.tensor import CPU
 from tests.support.tiny_adapters import TinyAdapter
 from tests.support.tiny_models import TINY_MODELS, build
 
@@ -98,3 +101,21 @@ def test_a_folder_that_has_changed_is_not_read_again(catalog: AdapterCatalog) ->
     failed = catalog.finish_reads()
     assert "has changed since it was loaded; load it again" in failed[served].message
     assert not catalog.is_reading
+
+
+def test_servers_that_cannot_have_adapters_say_so(tmp_path: Path) -> None:
+    llama = load_config(build(TINY_MODELS["llama"], tmp_path / "model"))
+    assert make_catalog(EngineConfig(model="m"), llama, CPU) == (None, 0)
+    made, max_rank = make_catalog(EngineConfig(model="m", allow_lora_loading=True), llama, CPU)
+    assert made is not None
+    assert (list(made), max_rank) == ([], 16)
+    folder = TinyAdapter({"model.layers.0.self_attn.q_proj": (64, 64)}, 1, rank=33).write(tmp_path / "adapter")
+    made, max_rank = make_catalog(EngineConfig(model="m", lora=(f"one={folder}",)), llama, CPU)
+    assert made is not None
+    assert ([each.name for each in made], max_rank) == (["one"], 33)
+    with pytest.raises(ConfigError, match=r"--lora one: there is no folder /absent"):
+        make_catalog(EngineConfig(model="m", lora=("one=/absent",), max_lora_rank=8), llama, CPU)
+    with pytest.raises(ConfigError, match="are for models that generate text"):
+        make_catalog(EngineConfig(model="m", allow_lora_loading=True), replace(llama, is_encoder=True), CPU)
+    with pytest.raises(ConfigError, match="cannot be used with --batch-invariant"):
+        EngineConfig(model="m", allow_lora_loading=True, batch_invariant=True).verify()

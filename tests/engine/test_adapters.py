@@ -92,7 +92,7 @@ class AdaptedHarness(DecoderHarness):
     @classmethod
     def with_adapters(cls, folder: Path, *adapters: Path, max_rank: int = MAX_RANK) -> AdaptedHarness:
         config, ops = load_config(folder), make_ops(CPU)
-        slots = AdapterSlots(config, float32, CPU, num_slots=len(adapters) + 1, max_rank=max_rank)
+        slots = AdapterSlots(config, float32, CPU, num_slots=len(adapters) + 1, max_rank=max_rank, max_rows=40)
         weights = slots.attach(load_weights(folder, config, float32, ops))
         harness = cls(config, weights, ops, float32, max_model_len=40, selection=slots.selection)
         harness.slots = slots

@@ -8,13 +8,18 @@ add in one order, and a row's result has the same bits whatever kernel is chosen
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from tessera.engine.contract.errors import TesseraError
-from tessera.engine.formats import LinearWeight
+from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack
 from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.lora import groups_size, instantiations, launch_adapters, launch_group_rows
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
+from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor
 
@@ -50,6 +55,19 @@ class LinearOps(Fp8LinearOps):
                 return
             values = self._dequantized(weight, x.dtype)
         self._matmul(x, values, weight.bias, out, accumulate)
+
+    def reserve_adapters(self, dtype: np.dtype[Any]) -> None:
+        """Compile what adapters in `dtype` need, so that no step waits for it."""
+        self.device.compile(instantiations((cuda_type(dtype),)))
+
+    def row_groups_size(self, num_rows: int, num_slots: int) -> int:
+        return groups_size(num_rows, num_slots)
+
+    def _group_rows(self, rows: AdapterRows, num_slots: int) -> None:
+        launch_group_rows(self.device, rows, num_slots)
+
+    def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        launch_adapters(self.device, x, stack, rows, out)
 
     def _fused(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor

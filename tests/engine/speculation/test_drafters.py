@@ -11,7 +11,7 @@ from tessera.engine.speculation.earlier_texts import MAX_GENERATION, MAX_SALTS, 
 from tessera.engine.speculation.look_up import LookUp
 from tessera.engine.speculation.prediction import PredictionDrafter
 from tessera.engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
-from tessera.engine.speculation.suffixes import MAX_AT_ONCE, SuffixDrafter
+from tessera.engine.speculation.suffixes import MAX_AT_ONCE, IndexBudget, SuffixDrafter
 from tests.support.token_ids import token_ids
 
 
@@ -91,16 +91,20 @@ def windows(text: list[int], length: int) -> list[list[int]]:
 
 def test_suffixes_draft_twice_as_much_as_matches() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
-    assert SuffixDrafter([]).propose(token_ids(text), 8) == [3, 4, 5, 6]
-    assert SuffixDrafter([]).propose(token_ids([1, 2, 3, 9, 1, 2, 3]), 2) == [9, 1]
-    assert SuffixDrafter([]).propose(token_ids([1, 2, 3, 9, 4, 3]), 8) == [], "one token is no match"
+    assert SuffixDrafter([], IndexBudget()).propose(token_ids(text), 8) == [3, 4, 5, 6]
+    assert SuffixDrafter([], IndexBudget()).propose(token_ids([1, 2, 3, 9, 1, 2, 3]), 2) == [9, 1]
+    assert SuffixDrafter([], IndexBudget()).propose(token_ids([1, 2, 3, 9, 4, 3]), 8) == [], "one token is no match"
 
 
-def test_suffixes_draft_nothing_until_a_long_prompt_is_indexed() -> None:
-    drafter = SuffixDrafter([])
-    text = [*range(MAX_AT_ONCE), 1, 2, 3]
-    assert drafter.propose(token_ids(text), 2) == []
-    assert drafter.propose(token_ids(text), 2) == [4, 5]
+def test_suffixes_draft_nothing_until_texts_are_indexed_which_goes_on_step_by_step() -> None:
+    budget = IndexBudget()
+    first, second = SuffixDrafter([], budget), SuffixDrafter([], budget)
+    text = token_ids([*range(MAX_AT_ONCE), 1, 2, 3])
+    assert (first.propose(text, 2), second.propose(text, 2)) == ([], [])
+    budget.renew()
+    assert (first.propose(text, 2), second.propose(text, 2)) == ([4, 5], []), "no step waits for all of it"
+    budget.renew()
+    assert second.propose(text, 2) == [4, 5]
 
 
 def test_suffixes_look_into_earlier_completions_of_the_same_salt() -> None:
@@ -108,10 +112,10 @@ def test_suffixes_look_into_earlier_completions_of_the_same_salt() -> None:
     earlier.append_text(b"a", token_ids([1, 2, 3, 4, 5]))
     earlier.append_text(b"a", token_ids([6, 7]))
     prompt = token_ids([9, 1, 2, 3])
-    assert SuffixDrafter(earlier.of_salt(b"a")).propose(prompt, 4) == [4, 5], "as far as that text goes"
-    assert SuffixDrafter(earlier.of_salt(b"b")).propose(prompt, 4) == []
+    assert SuffixDrafter(earlier.of_salt(b"a"), IndexBudget()).propose(prompt, 4) == [4, 5], "as far as that text goes"
+    assert SuffixDrafter(earlier.of_salt(b"b"), IndexBudget()).propose(prompt, 4) == []
     earlier.forget()
-    assert SuffixDrafter(earlier.of_salt(b"a")).propose(prompt, 4) == []
+    assert SuffixDrafter(earlier.of_salt(b"a"), IndexBudget()).propose(prompt, 4) == []
 
 
 def test_fault_memory_of_earlier_completions_is_bounded() -> None:

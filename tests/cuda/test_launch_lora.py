@@ -1,0 +1,90 @@
+"""What steps with adapters launch, on a device that only writes launches down."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.adapters.reader import read_adapter
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.models.config import load_config
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.linear import sm90
+from tessera.engine.runner.model_runner import ModelRunner
+from tests.cuda.test_launch_steps import StepDevice, batch_of, launches_of
+from tests.support.paths import BUILTIN
+from tests.support.tiny_adapters import TinyAdapter
+
+LORA = ("group_rows_kernel", "lora_shrink_kernel", "lora_expand_kernel")
+
+
+def make_runner(max_lora_rank: int) -> ModelRunner:
+    config = EngineConfig(
+        model=str(BUILTIN), load_format="dummy", max_num_seqs=16, num_kv_blocks=2048, dtype="bfloat16", max_loras=4
+    )
+    device: Any = StepDevice()
+    made = ModelRunner(config, load_config(BUILTIN), device, CudaOps(device), max_lora_rank=max_lora_rank)
+    device.is_serving = True
+    return made
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[tuple[ModelRunner, ModelRunner]]:
+    """Without slots for adapters, and with them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sm90, "box_map", lambda matrix, rows: bytes(128))
+        patch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
+        yield make_runner(0), make_runner(16)
+
+
+STEPS = [([1], [7]), ([1] * 12, [40] * 12), ([5], [0]), ([90, 1, 1], [0, 30, 30])]
+
+
+@pytest.mark.parametrize(("counts", "contexts"), STEPS, ids=str)
+def test_a_step_without_adapters_launches_what_it_always_did(
+    runners: tuple[ModelRunner, ModelRunner], counts: list[int], contexts: list[int]
+) -> None:
+    batch = batch_of(counts, contexts)
+    plain, adapted = (
+        [(launch.spec.name, launch.template, launch.config) for launch in launches_of(runner, batch)]
+        for runner in runners
+    )
+    assert plain == adapted
+
+
+@pytest.mark.parametrize(("counts", "contexts"), STEPS, ids=str)
+def test_a_step_with_adapters_is_a_graph_of_two_kernels_a_product(
+    runners: tuple[ModelRunner, ModelRunner], counts: list[int], contexts: list[int]
+) -> None:
+    runner = runners[1]
+    batch = batch_of(counts, contexts)
+    slots = np.arange(len(counts), dtype=np.int32) % 4 - 1
+    slots[0] = 2
+    batch.adapter_slots = np.repeat(slots, counts)
+    assert runner._adapted_graphs.find(batch) is not None
+    names = Counter(launch.spec.name for launch in launches_of(runner, batch))
+    products = 4 * runner.model.num_layers
+    is_decode = max(counts) == 1
+    assert [names[name] for name in LORA] == [1 if is_decode else 2, products, products]
+
+
+def test_an_adapter_is_put_into_its_slot(runners: tuple[ModelRunner, ModelRunner], tmp_path: Path) -> None:
+    runner, uploads = runners[1], []
+    hidden = runner.model.hidden_size
+    folder = TinyAdapter({"model.layers.0.mlp.gate_proj": (hidden, runner.model.layers[0].mlp.inner_size)}, 1)
+    adapter = read_adapter(folder.write(tmp_path), runner.model, max_rank=16)
+    device: Any = runner.device
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "upload", lambda pointer, array: uploads.append(array.nbytes))
+        batch = batch_of([1], [7])
+        batch.adapter_slots, batch.adapter_loads = np.zeros(1, np.int32), [(0, adapter)]
+        launches_of(runner, batch)
+    assert runner._adapter_slots is not None
+    of_slots = runner._adapter_slots.nbytes - runner._adapter_slots.selection.shrunk.nbytes
+    assert sum(uploads) == of_slots // 4 + 4, "all of a slot, and its rank"

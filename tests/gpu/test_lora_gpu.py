@@ -1,0 +1,134 @@
+"""Adapters beside products on the GPU against the CPU; all of these also run in the emulation within minutes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat, LinearWeight, LoraStack, WeightPart
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.lora import TILE_INTS, num_tiles
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
+from tessera.engine.tensor import bfloat16, empty, float16, float32, from_numpy
+from tests.support.op_cases import poisoned, random_array
+from tests.support.reference import assert_close
+
+pytestmark = pytest.mark.gpu
+
+Array = np.ndarray[Any, Any]
+DTYPES = [float32, float16, bfloat16]
+
+
+def rows_of(ops: Ops, slots: Array, num_slots: int) -> AdapterRows:
+    size = ops.row_groups_size(len(slots), num_slots)
+    groups = from_numpy(np.full(size, -7, np.int32), ops.device) if size else None
+    rows = AdapterRows(from_numpy(slots.astype(np.int32), ops.device), groups)
+    ops.group_rows(rows, num_slots)
+    return rows
+
+
+def stack_of(
+    ops: Ops, dtype: Any, columns: int, part_rows: tuple[int, ...], ranks: tuple[int, ...], max_rank: int, num_rows: int
+) -> LoraStack:
+    """The first part of slot 0 has no adapter; beyond a slot's rank all is 0, as slots are filled."""
+    count, parts = len(ranks), len(part_rows)
+    a = random_array(11, (count, parts, max_rank, columns), dtype, 0.2)
+    b = random_array(12, (count, sum(part_rows), max_rank), dtype, 0.2)
+    for slot, rank in enumerate(ranks):
+        a[slot, :, rank:] = 0
+        b[slot, :, rank:] = 0
+    factors = np.linspace(0.5, 2.0, count * parts, dtype=np.float32).reshape(count, parts)
+    factors[0, 0] = 0
+    selection = AdapterSelection(
+        from_numpy(np.array(ranks, np.int32), ops.device),
+        from_numpy(np.full(num_rows * parts * max_rank, np.nan, np.float32), ops.device),
+    )
+    tensors = [from_numpy(array, ops.device) for array in (a, b, factors)]
+    return LoraStack(tensors[0], tensors[1], tensors[2], part_rows, selection)
+
+
+@pytest.mark.parametrize(("num_rows", "num_slots"), [(1, 1), (37, 3), (70, 16), (2100, 300)])
+def test_rows_are_grouped_by_slot_small(num_rows: int, num_slots: int, cuda_ops: CudaOps) -> None:
+    slots = np.random.default_rng(num_rows).integers(-1, num_slots, num_rows)
+    rows = rows_of(cuda_ops, slots, num_slots)
+    assert rows.groups is not None
+    groups = rows.groups.numpy()
+    tiles = groups[num_rows:].reshape(num_tiles(num_rows, num_slots), TILE_INTS)
+    found = {}
+    for slot, begin, count in tiles.tolist():
+        assert 0 <= count <= 16
+        for row in groups[begin : begin + count].tolist():
+            assert row not in found
+            found[row] = slot
+    assert found == {row: slot for row, slot in enumerate(slots.tolist()) if slot >= 0}
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "columns", "part_rows", "ranks", "max_rank"),
+    [
+        (1, 64, (48,), (8,), 8),
+        (5, 72, (40, 24, 24), (3, 8, 0), 8),
+        (37, 264, (300, 300), (16, 1), 16),
+        (20, 136, (64, 32, 32), (40, 37, 33), 40),
+        (3, 33, (17,), (256,), 256),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_adapters_of_rows_small(
+    dtype: Any,
+    num_rows: int,
+    columns: int,
+    part_rows: tuple[int, ...],
+    ranks: tuple[int, ...],
+    max_rank: int,
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    slots = np.random.default_rng(num_rows).integers(-1, len(ranks), num_rows)
+    x, out = random_array(1, (num_rows, columns), dtype), random_array(2, (num_rows, sum(part_rows)), dtype)
+    found = []
+    for ops in (cpu_ops, cuda_ops):
+        stack = stack_of(ops, dtype, columns, part_rows, ranks, max_rank, num_rows)
+        sums = from_numpy(out, ops.device)
+        ops._add_adapters(from_numpy(x, ops.device), stack, rows_of(ops, slots, len(ranks)), sums)
+        found.append(sums.numpy().copy())
+    assert_close(found[1], found[0], dtype)
+    np.testing.assert_array_equal(found[1][slots < 0], out[slots < 0])
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "accumulate", "norm and gate"])
+def test_linear_with_adapters_small(kind: str, quantised: bool, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Whatever surrounds the product, and whatever the weight's format."""
+    num_rows, columns, features, dtype = 6, 128, 96, bfloat16
+    slots = np.array([1, -1, 0, 0, 1, -1])
+    x, values = random_array(1, (num_rows, columns), dtype), random_array(2, (features, columns), dtype, 0.1)
+    found = []
+    for ops in (cpu_ops, cuda_ops):
+        device = ops.device
+        stack = stack_of(ops, dtype, columns, (48, 48), (8, 5), 8, num_rows)
+        weight = LinearWeight.of(from_numpy(values, device))
+        if quantised:
+            arrays = Int8RowsFormat.quantize(values.astype(np.float32))
+            tensors = {name: from_numpy(array, device) for name, array in arrays.items()}
+            weight = LinearWeight((WeightPart(Int8RowsFormat(), (features, columns), tensors),))
+        weight = replace(weight, adapters=stack)
+        stack.selection.rows = rows_of(ops, slots, 2)
+        prologue: Prologue | None = None
+        epilogue: Epilogue | None = None
+        out = poisoned((num_rows, features), dtype, device)
+        if kind == "accumulate":
+            epilogue, out = Accumulate(), from_numpy(random_array(3, (num_rows, features), dtype), device)
+        elif kind == "norm and gate":
+            norm = from_numpy(random_array(4, (columns,), dtype), device)
+            prologue = RMSNorm(norm, 1e-6, empty(x.shape, dtype, device))
+            epilogue = Activate("silu_mul", empty((num_rows, features), dtype, device))
+            out = poisoned((num_rows, features // 2), dtype, device)
+        ops.linear(from_numpy(x, device), weight, prologue=prologue, epilogue=epilogue, out=out)
+        found.append(out.numpy().copy())
+    assert_close(found[1], found[0], dtype)
