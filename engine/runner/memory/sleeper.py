@@ -87,8 +87,14 @@ def make_sleeper(
     assert isinstance(device, CudaDevice), f"no memory to give back on {device}"
     if device.virtual_memory is None:
         return None
-    device.empty_cache()
-    return Sleeper(device.virtual_memory, dropped, prepare)
+    cuda = device
+
+    def prepare_device() -> None:
+        prepare()
+        cuda.empty_cache()  # pieces that nothing uses need not be kept
+
+    cuda.empty_cache()
+    return Sleeper(device.virtual_memory, dropped, prepare_device)
 
 
 def make_releasable(device: Device) -> None:
