@@ -307,8 +307,8 @@ class AppSettings(ModelSettings, frozen=True, kw_only=True):
     enable_fine_tuning: Annotated[
         bool,
         Option(
-            "offer /v1/fine_tuning/jobs, which train LoRA adapters of the served models on the CPU, whatever they are "
-            "served on, in a process of its own",
+            "offer /v1/fine_tuning/jobs, which train LoRA adapters of the served models, in a process of its own; for "
+            "servers on the CPU",
             group="fine-tuning",
         ),
     ] = False

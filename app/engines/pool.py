@@ -441,8 +441,7 @@ class EnginePool:
             await model.group.stop(timeout)
             model.group = None
         model.host_bytes = 0
-        if model.state != "asleep" or state == "asleep":
-            self._set_state(model, state)
+        self._set_state(model, "asleep" if model.state == "asleep" else state)
 
     async def _look_for_idle(self) -> None:
         """Unload what has been idle for as long as it is kept."""

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH = 16
-MAX_SCHEMAS = 4096  # of one function; references can repeat each other
+# Of one function, whose references can repeat each other.
+MAX_SCHEMAS = 4096
+MAX_CHARS = 2**20  # of names, descriptions and choices
 _NAMES = {"string": "string", "number": "number", "integer": "number", "boolean": "boolean", "null": "null"}
 
 
@@ -35,11 +37,12 @@ class _TypeWriter:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._num_schemas = 0
+        self._num_schemas = self._num_chars = 0
 
     def type_of(self, schema: Any, indent: str, depth: int) -> str:
         self._num_schemas += 1
-        if depth > MAX_DEPTH or self._num_schemas > MAX_SCHEMAS or not isinstance(schema, Mapping):
+        is_too_much = depth > MAX_DEPTH or self._num_schemas > MAX_SCHEMAS or self._num_chars > MAX_CHARS
+        if is_too_much or not isinstance(schema, Mapping):
             return "any"
         if isinstance(reference := schema.get("$ref"), str):
             return self.type_of(self._referred(reference), indent, depth + 1)
@@ -47,9 +50,9 @@ class _TypeWriter:
             if isinstance(variants := schema.get(key), list) and variants:
                 return _union(self.type_of(variant, indent, depth + 1) for variant in variants)
         if isinstance(choices := schema.get("enum"), list) and choices:
-            return _union(map(_json, choices))
+            return self._counted(_union(map(_json, choices)))
         if "const" in schema:
-            return _json(schema["const"])
+            return self._counted(_json(schema["const"]))
         kind = schema.get("type")
         if isinstance(kind, list):
             return _union(self.type_of({**schema, "type": each}, indent, depth + 1) for each in kind)
@@ -70,13 +73,17 @@ class _TypeWriter:
         lines = ["{"]
         for key, value in properties.items():
             given = value if isinstance(value, Mapping) else {}
-            lines += _comment(given.get("description"), indent)
+            lines += map(self._counted, _comment(given.get("description"), indent))
             mark = "" if isinstance(required, list) and key in required else "?"
             kind = self.type_of(value, f"{indent}    ", depth + 1)
             if given.get("nullable") is True and "null" not in kind:
                 kind += " | null"
-            lines.append(f"{indent}{key}{mark}: {kind},{_default(given)}")
+            lines.append(f"{indent}{self._counted(key)}{mark}: {kind},{self._counted(_default(given))}")
         return "\n".join([*lines, f"{indent}}}"])
+
+    def _counted(self, text: str) -> str:
+        self._num_chars += len(text)
+        return text
 
     def _referred(self, reference: str) -> Any:
         """The schema that a reference within the function's own schema names."""

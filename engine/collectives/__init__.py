@@ -1,5 +1,6 @@
 """What the ranks of a model that several devices share do together (tensor parallelism).
 
 Public: `interface.Collectives`, one rank's side of it; `rendezvous.Rendezvous`, where ranks wait for one another;
-`cpu.CpuCollectives`, ranks that are threads and share the host's memory.
+`cpu.CpuCollectives`, ranks that are threads and share the host's memory; `cuda.CudaCollectives`, ranks on GPUs that see
+each other's.
 """

@@ -43,7 +43,7 @@ class CpuCollectives(Collectives):
             array[share] = total
         self._wait()
 
-    def gather_columns(self, x: Tensor, out: Tensor | None) -> None:
+    def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         arrays = self._show(x.numpy())
         if self.index == 0:
             assert out is not None, "rank 0 has room for all columns"

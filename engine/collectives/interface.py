@@ -26,9 +26,16 @@ class Collectives(ABC):
     def all_reduce(self, x: Tensor) -> None:
         """x [T, W] becomes the sum of all ranks' x."""
 
+    def all_reduce_add(self, x: Tensor, residual: Tensor) -> bool:
+        """residual += the sum of all ranks' x, rounded once; x may change. False: not at once, and nothing was done."""
+        return False
+
     @abstractmethod
-    def gather_columns(self, x: Tensor, out: Tensor | None) -> None:
-        """Each rank's x [S, V_r] float32, of widths that may differ, beside one another into `out` [S, V] of rank 0."""
+    def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
+        """Each rank's x [S, V_r] float32 into `out` [S, V] of rank 0, from column `first` of V = `whole` on.
+
+        Together they are all columns. `out` is None on other ranks.
+        """
 
     @abstractmethod
     def own_ids(self, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> Tensor:

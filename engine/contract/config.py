@@ -153,8 +153,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     tensor_parallel_size: Annotated[
         int,
         Option(
-            "ranks that share the model's weights and its KV cache; a divisor of its attention heads; on the CPU they "
-            "are threads",
+            "GPUs that share the model's weights and KV cache, a divisor of its attention heads; on the CPU threads",
             group="device and memory",
             metavar="RANKS",
             low=1,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from tessera.engine.contract.errors import DeviceError
+from tessera.engine.contract.errors import ConfigError, DeviceError
 from tessera.engine.cuda.cache import CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import Compiler, Program, group_programs
 from tessera.engine.cuda.driver import (
@@ -33,6 +33,9 @@ from tessera.engine.tensor import Buffer, Device
 
 ALL_SHARED_PERCENT = 100  # of the L1 that a kernel may have as shared memory
 FIRST_ARCH_WITH_SUFFIX = 90  # from here on full instruction sets are named sm_90a, sm_100a, ...
+
+
+CURRENT = threading.local()  # the context that is current in each thread, of whichever device
 
 
 class CudaDevice(Device):
@@ -59,7 +62,7 @@ class CudaDevice(Device):
         found = find_device(index)
         if not found.usable:
             raise DeviceError(found.reason)
-        handle = check(driver.cuDeviceGet, index)
+        self._handle = handle = check(driver.cuDeviceGet, index)
         self.name = f"cuda:{index}"
         self.asynchronous = True
         self.device_name = device_name(handle)
@@ -72,11 +75,10 @@ class CudaDevice(Device):
         self.transfers = Transfers()
 
         self._context: Any = check(driver.cuDevicePrimaryCtxRetain, handle)
-        self._current = threading.local()
         self.activate()
         self.stream: Any = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._index = index
-        self._pool = MemoryPool(self.activate)
+        self._pool = MemoryPool(self.activate, self.passing)
         self.virtual_memory: VirtualMemory | None = None
         self._captured: list[object] | None = None
         self._compiler = Compiler(self.arch, CubinCache(cache_dir or default_cache_dir()))
@@ -90,11 +92,38 @@ class CudaDevice(Device):
         """Make the context current in the calling thread, unless it is; returns the context."""
         # No threading.local with a constructor: a collection of garbage during it frees buffers, which comes back here.
         try:
-            return self._current.context
+            if CURRENT.context is self._context:
+                return self._context
         except AttributeError:
-            check(driver.cuCtxSetCurrent, self._context)
-            self._current.context = self._context
-            return self._context
+            pass
+        check(driver.cuCtxSetCurrent, self._context)
+        CURRENT.context = self._context
+        return self._context
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """The context is current within the `with`, and then again whichever was before: for what a collection of
+        garbage calls, in any thread and between any two calls of the driver."""
+        check(driver.cuCtxPushCurrent, self._context)
+        try:
+            yield
+        finally:
+            check(driver.cuCtxPopCurrent)
+
+    def see_memory_of(self, other: CudaDevice) -> None:
+        """Let kernels of this device read and write the other's memory.
+
+        Raises: ConfigError where the host does not connect them so; DeviceError.
+        """
+        if not check(driver.cuDeviceCanAccessPeer, self._handle, other._handle):
+            raise ConfigError(
+                f"{self.name} cannot see the memory of {other.name} (no NVLink, and no peer access over PCIe), which "
+                "--tensor-parallel-size needs"
+            )
+        self.activate()
+        (status,) = driver.cuCtxEnablePeerAccess(other._context, 0)
+        if status and status != driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            raise driver_error(status, "cuCtxEnablePeerAccess", (other.name,))
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -123,7 +152,7 @@ class CudaDevice(Device):
 
     def pinned(self, nbytes: int) -> PinnedBuffer:
         """Page-locked host memory for `upload_async` and `download_async`."""
-        return PinnedBuffer(nbytes, self.activate)
+        return PinnedBuffer(nbytes, self.activate, self.passing)
 
     # -- copies ---------------------------------------------------------------------------------
 

@@ -68,5 +68,5 @@ class Graph:
 
 
 def _destroy(device: CudaDevice, destroy: Any, handle: Any) -> None:
-    device.activate()
-    check(destroy, handle)
+    with device.passing():
+        check(destroy, handle)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +19,8 @@ from tessera.engine.cuda.driver import check
 
 SMALLEST_CLASS = 512
 LARGEST_POOLED = 32 * 2**20
+
+Passing = Callable[[], AbstractContextManager[None]]  # see `CudaDevice.passing`
 
 
 @dataclass
@@ -80,8 +84,9 @@ class MemoryPool:
         source: where larger pieces are from; None: the driver's allocator, as smaller ones.
     """
 
-    def __init__(self, activate: Callable[[], object]) -> None:
-        self._activate = activate
+    def __init__(self, activate: Callable[[], object], passing: Passing | None = None) -> None:
+        """Calls that make the device's context current: for good, and for a while where it may not be the only one."""
+        self._activate, self._passing = activate, passing or partial(_for_good, activate)
         self.source: LargeMemory | None = None
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self.statistics = PoolStatistics()
@@ -141,11 +146,11 @@ class MemoryPool:
         return int(check(driver.cuMemAlloc, size))
 
     def _to_driver(self, pointer: int) -> None:
-        self._activate()
-        if self.source is not None and self.source.holds(pointer):
-            self.source.free(pointer)
-            return
-        check(driver.cuMemFree, pointer)
+        with self._passing():
+            if self.source is not None and self.source.holds(pointer):
+                self.source.free(pointer)
+            else:
+                check(driver.cuMemFree, pointer)
 
 
 class PinnedBuffer:
@@ -155,11 +160,11 @@ class PinnedBuffer:
         array: [nbytes] uint8. It and every view of it keep the memory alive.
     """
 
-    def __init__(self, nbytes: int, activate: Callable[[], object]) -> None:
+    def __init__(self, nbytes: int, activate: Callable[[], object], passing: Passing | None = None) -> None:
         activate()
         pointer = int(check(driver.cuMemHostAlloc, max(nbytes, 1), 0))
         memory = (ctypes.c_uint8 * nbytes).from_address(pointer)
-        weakref.finalize(memory, _free_pinned, pointer, activate).atexit = False
+        weakref.finalize(memory, _free_pinned, pointer, passing or partial(_for_good, activate)).atexit = False
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.ctypeslib.as_array(memory)
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> np.ndarray[Any, Any]:
@@ -167,6 +172,12 @@ class PinnedBuffer:
         return np.ndarray(shape, dtype, self.array, offset)
 
 
-def _free_pinned(pointer: int, activate: Callable[[], object]) -> None:
+@contextmanager
+def _for_good(activate: Callable[[], object]) -> Iterator[None]:
     activate()
-    check(driver.cuMemFreeHost, pointer)
+    yield
+
+
+def _free_pinned(pointer: int, passing: Passing) -> None:
+    with passing():
+        check(driver.cuMemFreeHost, pointer)

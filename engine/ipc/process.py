@@ -84,6 +84,8 @@ if TYPE_CHECKING:
     from tessera.engine.adapters.catalog import AdapterCatalog
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
+    from tessera.engine.models.config import ModelConfig
+    from tessera.engine.ops.interface import Ops
     from tessera.engine.ranks.parallel_runner import ParallelRunner
     from tessera.engine.runner.model_runner import ModelRunner
 
@@ -486,10 +488,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
+    from tessera.engine.models.partition import Partition, Rank
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
     from tessera.engine.ranks.metrics import RankMetrics
-    from tessera.engine.ranks.parallel_runner import make_cpu_runner
     from tessera.engine.runner.devices import select_device
     from tessera.engine.runner.embedding_engine import EmbeddingEngine
     from tessera.engine.runner.memory.sleeper import make_releasable
@@ -511,6 +513,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     adapters, max_lora_rank = make_catalog(config, model, device)
     accounts = Accounts()
     embedding = EmbeddingEngine(config, accounts)
+    Partition(model, Rank(0, config.tensor_parallel_size))  # refused before anything is loaded
     if model.is_encoder:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         encoder = LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
@@ -519,9 +522,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     ranks: ParallelRunner | None = None
     if config.tensor_parallel_size > 1:
-        if device.name != "cpu":
-            raise ConfigError("--tensor-parallel-size runs on the CPU: pass --device cpu")
-        ranks = make_cpu_runner(config, model, progress)
+        ranks = make_ranks(config, model, ops, progress)
         runner = ranks.first
         if not runner.generates:
             raise ConfigError("--tensor-parallel-size is for models that generate text, and this one has no head")
@@ -603,6 +604,20 @@ def with_sleeper(
     if sleeper is None:
         return engine
     return replace(engine, info=msgspec.structs.replace(engine.info, sleep_bytes=sleeper.host_bytes), sleeper=sleeper)
+
+
+def make_ranks(config: EngineConfig, model: ModelConfig, ops: Ops, progress: Progress) -> ParallelRunner:
+    """Those that share a model, on the kind of device that `ops` is for. Raises: ConfigError."""
+    if ops.device.name == "cpu":
+        from tessera.engine.ranks.parallel_runner import make_cpu_runner
+
+        return make_cpu_runner(config, model, progress)
+    # Imported only here, so that a machine without the driver never loads its bindings.
+    from tessera.engine.cuda.device import CudaDevice
+    from tessera.engine.ranks.cuda_runner import make_cuda_runner
+
+    assert isinstance(ops.device, CudaDevice), f"no ranks on {ops.device}"
+    return make_cuda_runner(config, model, ops.device, ops, progress)
 
 
 def engine_info(

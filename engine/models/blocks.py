@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +15,6 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm,
 from tessera.engine.tensor import Tensor, uint8
 
 ACCUMULATE = Accumulate()
-
-Reduce = Callable[[Tensor], None]  # sums a half's update [T, H] among the ranks, in place
 
 
 class LayerBuffers(Protocol):
@@ -68,16 +65,18 @@ class ResidualAdd:
         weights: HalfNormWeights,
         projection: LinearWeight | None,
         ops: Ops,
-        reduce: Reduce | None,
+        ranks: Collectives | None,
     ) -> None:
-        """`projection`: the last product; None in a mixture of experts, which adds what it combined."""
+        """`projection`: the last product; None in a mixture of experts, which adds what it combined. `ranks`: that sum
+        their updates."""
         self._ops = ops
         self._projection = projection
         self._after = make_norm(norms.after, weights.after)
         self._of_sum = make_norm(norms.of_sum, weights.of_sum)
         self._multiplier = layer.residual_multiplier
-        self._reduce = reduce
-        self.fused = reduce is None and layer.adds_product(norms)
+        self._ranks = ranks
+        self._adds_product = layer.adds_product(norms)
+        self.fused = ranks is None and self._adds_product
 
     def add(self, inner: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the half whose product's input is `inner`."""
@@ -91,8 +90,10 @@ class ResidualAdd:
     def add_update(self, update: Tensor, stream: Tensor) -> None:
         """stream [T, H] += what the half computed, in `buffers.update`; not where it is `fused`."""
         ops = self._ops
-        if self._reduce is not None:
-            self._reduce(update)
+        if self._ranks is not None:
+            if self._adds_product and self._ranks.all_reduce_add(update, stream):
+                return
+            self._ranks.all_reduce(update)
         if self._after is not None:
             self._after.apply(ops, update, out=update)
         if self._multiplier != 1.0:

@@ -47,12 +47,13 @@ class Decoder:
         *,
         ranks: Collectives | None = None,
         first_token: int = 0,
+        num_tokens: int = 0,
         selection: AdapterSelection | None = None,
     ) -> None:
         """`caches`: of each layer. `rope_tables`: of `config.ropes`. `selection`: of weights with adapters.
 
         `ranks` share the model: `config` and `weights` are this one's, whose rows of embedding and head begin with
-        `first_token`. The step's buffers must be made for it.
+        `first_token` of `num_tokens`. The step's buffers must be made for it.
         """
         self.config = config
         self.weights = weights
@@ -62,7 +63,7 @@ class Decoder:
         self._selection = selection
         parts = zip(config.layers, weights.layers, caches, strict=True)
         tables = rope_tables.tables
-        self._ranks, self._first_token = ranks, first_token
+        self._ranks, self._first_token, self._num_tokens = ranks, first_token, num_tokens
         layers = [DecoderLayer(spec, layer, ops, cache, tables, ranks) for spec, layer, cache in parts]
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
@@ -165,7 +166,8 @@ class Decoder:
         if self._ranks is None:
             return logits
         everything = buffers.logits[:num_logits]
-        self._ranks.gather_columns(logits, everything if self._ranks.index == 0 else None)
+        out = everything if self._ranks.index == 0 else None
+        self._ranks.gather_columns(logits, out, first=self._first_token, whole=self._num_tokens)
         return everything
 
 
@@ -181,7 +183,6 @@ class DecoderLayer:
         rope_tables: Sequence[Tensor],
         ranks: Collectives | None,
     ) -> None:
-        reduce = None if ranks is None else ranks.all_reduce
         attention, mlp = spec.attention, spec.mlp
         cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         mlp_norm = make_norm(mlp.norms.before, weights.mlp.norms.before)
@@ -191,17 +192,17 @@ class DecoderLayer:
         self._parallel = spec.parallel
         self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks)
         self._attention_add = ResidualAdd(
-            spec, attention.norms, weights.attention.norms, weights.attention.out, ops, reduce
+            spec, attention.norms, weights.attention.norms, weights.attention.out, ops, ranks
         )
         self._mlp: MLP | Mixture
         if isinstance(mlp, MoESpec):
             assert isinstance(weights.mlp, MoEWeights), "a mixture has weights of experts"
-            add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, None, ops, reduce)
+            add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, None, ops, ranks)
             self._mlp = Mixture(mlp, weights.mlp, ops, mlp_norm, add)
         else:
             assert isinstance(weights.mlp, MLPWeights), "an MLP has its weights"
             self._mlp = MLP(mlp, weights.mlp, ops, mlp_norm)
-            self._mlp_add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, weights.mlp.down, ops, reduce)
+            self._mlp_add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, weights.mlp.down, ops, ranks)
 
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
         """stream [T, H] becomes the layer's output."""

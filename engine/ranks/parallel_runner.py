@@ -17,7 +17,6 @@ from functools import partial
 from typing import TypeVar
 
 from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
-from tessera.engine.collectives.interface import Collectives
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import RankError
@@ -33,7 +32,7 @@ RANK_TIMEOUT = 4.0  # seconds; with a look it is noticed within five
 logger = logging.getLogger("tessera.engine")
 
 T = TypeVar("T")
-MakeRunner = Callable[[int, Collectives], ModelRunner]
+MakeRunner = Callable[[int], ModelRunner]
 
 
 class ParallelRunner:
@@ -46,16 +45,16 @@ class ParallelRunner:
         stored_bytes: of all ranks together; see `ModelRunner`.
     """
 
-    def __init__(self, rendezvous: Rendezvous, collectives: Sequence[Collectives], make: MakeRunner) -> None:
+    def __init__(self, rendezvous: Rendezvous, make: MakeRunner) -> None:
         """`make`: a rank's runner; called in its thread."""
         self.rendezvous = rendezvous
-        self._threads = [ThreadPoolExecutor(1, f"rank-{index}") for index in range(1, len(collectives))]
+        self._threads = [ThreadPoolExecutor(1, f"rank-{index}") for index in range(1, rendezvous.size)]
 
         def made(index: int) -> ModelRunner:
             rendezvous.begin(index)
-            return make(index, collectives[index])
+            return make(index)
 
-        calls = [partial(made, index) for index in range(len(collectives))]
+        calls = [partial(made, index) for index in range(rendezvous.size)]
         self.first, self.others = self._on_all(calls, patient=True)
         runners = (self.first, *self.others)
         self.stored_bytes = dict(sum((Counter(runner.stored_bytes) for runner in runners), Counter()).most_common())
@@ -153,14 +152,13 @@ def make_cpu_runner(
     Partition(model, Rank(0, size))  # refused before threads begin
     rendezvous = Rendezvous(size, RANK_TIMEOUT, on_hang or end_process)
     memory = RankMemory(rendezvous)
-    collectives = [CpuCollectives(index, memory) for index in range(size)]
 
-    def make(index: int, ranks: Collectives) -> ModelRunner:
+    def make(index: int) -> ModelRunner:
         device = CpuDevice()
         own_progress = progress if index == 0 else None
-        return ModelRunner(config, model, device, make_ops(device), own_progress, ranks)
+        return ModelRunner(config, model, device, make_ops(device), own_progress, CpuCollectives(index, memory))
 
-    return ParallelRunner(rendezvous, collectives, make)
+    return ParallelRunner(rendezvous, make)
 
 
 def end_process(error: RankError) -> None:

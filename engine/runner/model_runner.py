@@ -189,6 +189,7 @@ class ModelRunner:
             rope_tables,
             ranks=ranks,
             first_token=self._partition.vocabulary.start,
+            num_tokens=model.vocab_size,
             selection=None if self._adapter_slots is None else self._adapter_slots.selection,
         )
         if not isinstance(device, CpuDevice):
@@ -278,6 +279,9 @@ class ModelRunner:
         running = self.start(batch)
         if batch.is_constrained:
             self.sample(running, mask)
+        if self._sampler is None:  # rank 0 has the result
+            self.device.synchronize()
+            return StepResult(np.empty(0, np.int32))
         return running.result()
 
     def _inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:

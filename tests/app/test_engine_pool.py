@@ -36,6 +36,7 @@ class FakeSupervisor:
     woken: ClassVar[list[str]] = []
     restless: ClassVar[set[str]] = set()  # that cannot sleep, or cannot wake up
     sleep_bytes: ClassVar[int | None] = None
+    dusk: ClassVar[asyncio.Event | None] = None  # holds sleep up
     info: Any = None
 
     def __init__(self, config: EngineConfig, run_dir: Path, **settings: Any) -> None:
@@ -58,6 +59,8 @@ class FakeSupervisor:
 
     async def sleep(self, timeout: float) -> bool:
         await asyncio.sleep(0)
+        if self.dusk is not None:
+            await self.dusk.wait()
         self.slept.append(self.name)
         return self.name not in self.restless
 
@@ -91,7 +94,7 @@ class AlwaysReady:
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("started", []), ("stopped", []), ("at_work", set()), ("gate", None)):
         monkeypatch.setattr(FakeSupervisor, name, value)
-    for name, value in (("slept", []), ("woken", []), ("restless", set()), ("sleep_bytes", None)):
+    for name, value in (("slept", []), ("woken", []), ("restless", set()), ("sleep_bytes", None), ("dusk", None)):
         monkeypatch.setattr(FakeSupervisor, name, value)
     monkeypatch.setattr(pool_module, "EngineSupervisor", FakeSupervisor)
     monkeypatch.setattr(pool_module, "LOOK_INTERVAL", 0.01)
@@ -371,6 +374,26 @@ def test_levels_of_sleep(tmp_path: Path, level: int) -> None:
         await engines.sleep(0, keep=False)
         await until(lambda: not engines[0].status.in_host_memory)
         assert engines[0].status.state == "asleep"
+
+    FakeSupervisor.sleep_bytes = 100
+    run(tmp_path, {"a": 0.9, "b": 0.9}, story, host_bytes=1000)
+
+
+@pytest.mark.parametrize("can_sleep", [True, False])
+def test_a_model_that_is_told_to_sleep_while_it_makes_room(tmp_path: Path, can_sleep: bool) -> None:
+    async def story(engines: Engines, pool: EnginePool) -> None:
+        await use(engines, 0)
+        dusk = FakeSupervisor.dusk = asyncio.Event()
+        if not can_sleep:
+            FakeSupervisor.restless.add("a")
+        other = asyncio.create_task(use(engines, 1))
+        await until(lambda: engines[0].status.state == "unloading")
+        ordered = asyncio.create_task(engines.sleep(0))
+        await until(lambda: engines[0].status.state == "asleep")
+        dusk.set()
+        await asyncio.gather(ordered, other)
+        await until(lambda: engines[1].status.state == "loaded")
+        assert (engines[0].status.state, engines[0].status.in_host_memory) == ("asleep", can_sleep)
 
     FakeSupervisor.sleep_bytes = 100
     run(tmp_path, {"a": 0.9, "b": 0.9}, story, host_bytes=1000)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import httpx
@@ -24,6 +25,11 @@ from tessera.app.openai.fine_tuning.objects import (
     JobCheckpointList,
     JobEventList,
 )
+from tessera.engine.adapters.make import make_catalog
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError
+from tessera.engine.models.config import load_config
+from tessera.engine.tensor import Device
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, serve, settings_for
 from tests.support.server_fixture import write_tiny_model
@@ -391,3 +397,15 @@ def test_without_the_option_there_is_no_fine_tuning(model: Path) -> None:
     response = call(FakeClient(always(HELLO)), settings_for(model), "GET", "/v1/fine_tuning/jobs")
     assert response.status_code == 403
     assert "--enable-fine-tuning turns it on" in response.json()["error"]["message"]
+
+
+def test_options_that_do_not_go_together_are_refused_by_name(model: Path) -> None:
+    for options, message in (
+        ({"max_lora_rank": 8}, "--enable-fine-tuning needs a --max-lora-rank of at least 16"),
+        ({"batch_invariant": True}, "--enable-fine-tuning cannot be used with --batch-invariant"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            EngineConfig(model=str(model), fine_tuned=True, **options).verify()
+    gpu = cast(Device, SimpleNamespace(name="cuda:0"))
+    with pytest.raises(ConfigError, match="--enable-fine-tuning is for servers on the CPU, where its jobs train"):
+        make_catalog(EngineConfig(model=str(model), fine_tuned=True), load_config(model), gpu)

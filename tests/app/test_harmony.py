@@ -227,6 +227,19 @@ def test_types_beyond_the_example() -> None:
     assert "deep?: any,\nnote" in text.replace("// one\n// two\n", "")
 
 
+def test_references_cannot_make_much_of_little() -> None:
+    long = {"type": "object", "properties": {"a": {"type": "string", "description": "x" * 2**17}}}
+    schema = {
+        "type": "object",
+        "properties": {f"p{index}": {"$ref": "#/$defs/long"} for index in range(2000)},
+        "$defs": {"long": long},
+    }
+    text = tool_namespace([{"name": "f", "parameters": schema}])
+    assert len(text) < 2**21
+    assert "p0?: {" in text
+    assert "p1999?: any," in text
+
+
 def test_a_template_that_shows_one_call_of_a_turn_is_replaced(tmp_path: Path) -> None:
     other = PUBLISHED.replace("[0]", "")
     for given, expected in ((PUBLISHED, TEMPLATE), (other, other)):

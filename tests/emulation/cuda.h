@@ -91,6 +91,7 @@ inline void sincospif(float v, float* sine, float* cosine) {
   *sine = std::sin(M_PI * v), *cosine = std::cos(M_PI * v);
 }
 inline float rsqrtf(float v) { return 1.0f / std::sqrt(v); }
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 template <typename T>
 T __ldcg(const T* from) {
   return *from;

@@ -76,6 +76,9 @@ class EmulatedDevice(CpuDevice):
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
         ctypes.memset(pointer, value, nbytes)
 
+    def see_memory_of(self, other: EmulatedDevice) -> None:
+        """All memory is the host's."""
+
     def compile(
         self, instantiations: Sequence[Instantiation], progress: Callable[[int, int], None] | None = None
     ) -> None:

@@ -12,7 +12,7 @@ namespace emulated {
 
 namespace {
 
-std::function<void()> body;
+thread_local std::function<void()> body;  // several devices may run at a time, each in a thread of its own
 std::mutex error_lock;
 char error[2048];
 std::atomic<bool> failed{false};
@@ -305,7 +305,7 @@ const char* run(uint3 grid, uint3 size, unsigned shared, unsigned cluster_size,
   failed = false;
   late_copies = WATCHED || asked_for("EMULATED_LATE_COPIES", "1");
   last_first = asked_for("EMULATED_ORDER", "last_first");
-  body = std::move(kernel);
+  body = kernel;
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; x += cluster_size) {
@@ -322,6 +322,7 @@ const char* run(uint3 grid, uint3 size, unsigned shared, unsigned cluster_size,
         std::vector<std::thread> blocks;
         for (unsigned rank = 0; rank < cluster_size; ++rank) {
           blocks.emplace_back([&, rank] {
+            body = kernel;
             cluster.shared[rank] = shared_bytes;
             dynamic_bytes = shared;
             watch_block(rank);

@@ -1,6 +1,9 @@
 // The instructions that the kernels' asm statements name, `.` and `:` in their names as `_`.
 #pragma once
 
+#include <chrono>
+#include <thread>
+
 #include "cuda.h"
 
 namespace emulated {
@@ -265,3 +268,16 @@ inline void ptx_ld_shared__cluster_v2_f32(float& x, float& y, unsigned address) 
 }
 
 #include "sm90.h"
+
+// Between devices, each of which is run by a thread of its own.
+inline void ptx_st_release_sys_global_u32(unsigned* to, unsigned value) {
+  reinterpret_cast<std::atomic<unsigned>*>(to)->store(value, std::memory_order_release);
+}
+inline void ptx_ld_acquire_sys_global_u32(unsigned& value, const unsigned* from) {
+  std::this_thread::yield();
+  value = reinterpret_cast<const std::atomic<unsigned>*>(from)->load(std::memory_order_acquire);
+}
+inline void ptx_mov_u64_globaltimer(unsigned long long& now) {
+  now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+inline void ptx_trap() { emulated::fail("trap"); }

@@ -25,6 +25,7 @@ from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.kv_tiers.make import make_tiers
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
+from tessera.engine.ranks.cuda_runner import make_cuda_runner
 from tessera.engine.ranks.parallel_runner import ParallelRunner, make_cpu_runner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU
@@ -281,5 +282,23 @@ def test_what_ranks_cannot_do_is_refused(folder_of: Callable[[str], Path]) -> No
         run(folder, 3, {})
     with pytest.raises(ConfigError, match="--scoring yes-no cannot be used with --tensor-parallel-size"):
         EngineConfig(model="m", tensor_parallel_size=2, scoring="yes-no").verify()
+    with pytest.raises(ConfigError, match="--cpu-offload-gib cannot be used with --tensor-parallel-size"):
+        EngineConfig(model="m", tensor_parallel_size=2, cpu_offload_gib="1").verify()
     with pytest.raises(ConfigError, match="the KV cache has memory for 0 tokens"):
         run(folder, 2, {}, num_kv_blocks=None, cpu_kv_cache_gib=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "error"),
+    [
+        ("llama", {"kv_offload_gib": 1.0}, "--tensor-parallel-size 2 on GPUs cannot be used with --kv-offload-gib"),
+        ("olmo2", {}, "--tensor-parallel-size 2 on GPUs: norms over all heads together, which this model has"),
+    ],
+)
+def test_what_gpus_cannot_do_is_refused_before_they_are_looked_for(
+    name: str, settings: dict[str, Any], error: str, folder_of: Callable[[str], Path]
+) -> None:
+    folder = folder_of(name)
+    config = EngineConfig(model=str(folder), tensor_parallel_size=2, **settings)
+    with pytest.raises(ConfigError, match=error):
+        make_cuda_runner(config, load_config(folder), None, make_ops(CPU))  # type: ignore[arg-type]

@@ -1,22 +1,31 @@
-"""Adapters beside products on the GPU against the CPU; all of these also run in the emulation within minutes."""
+"""Adapters beside products on the GPU against the CPU; names with `small` also run in the emulation within minutes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tessera.engine.adapters.reader import read_adapter
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat, LinearWeight, LoraStack, WeightPart
+from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.lora import TILE_INTS, num_tiles
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
-from tessera.engine.tensor import bfloat16, empty, float16, float32, from_numpy
+from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
+from tests.support.decoder_harness import Row, relative_error, scattered_blocks, step_batch
 from tests.support.op_cases import poisoned, random_array
 from tests.support.reference import assert_close
+from tests.support.tiny_adapters import TinyAdapter
+from tests.support.tiny_models import TINY_MODELS, build, prompt
 
 pytestmark = pytest.mark.gpu
 
@@ -132,3 +141,43 @@ def test_linear_with_adapters_small(kind: str, quantised: bool, cuda_ops: CudaOp
         ops.linear(from_numpy(x, device), weight, prologue=prologue, epilogue=epilogue, out=out)
         found.append(out.numpy().copy())
     assert_close(found[1], found[0], dtype)
+
+
+@pytest.mark.parametrize("enforce_eager", [pytest.param(True, id="eager small"), pytest.param(False, id="graphs")])
+def test_a_model_with_adapters(enforce_eager: bool, tmp_path: Path, cuda_device: Any, cuda_ops: CudaOps) -> None:
+    """Chunks of prompts and decodes, by two adapters and by none: the logits are those of the CPU."""
+    folder = build(TINY_MODELS["llama"], tmp_path / "model")
+    model, params = load_config(folder), SamplingParams(max_tokens=8, temperature=0.0)
+    shapes = {"self_attn.q_proj": (64, 64), "self_attn.v_proj": (64, 32), "mlp.gate_proj": (64, 96)}
+    modules = {f"model.layers.{layer}.{name}": shape for layer in range(3) for name, shape in shapes.items()}
+    adapters = [
+        read_adapter(TinyAdapter(modules, seed, rank=rank).write(tmp_path / str(seed)), model, max_rank=16)
+        for seed, rank in ((1, 16), (2, 3))
+    ]
+    found: list[list[Array]] = []
+    for device, ops in ((CPU, CpuOps()), (cuda_device, cuda_ops)):
+        config = EngineConfig(
+            model=str(folder),
+            dtype="float32",
+            block_size=8,
+            max_num_seqs=4,
+            num_kv_blocks=40,
+            max_loras=2,
+            enforce_eager=enforce_eager,
+        )
+        runner = ModelRunner(config, model, device, ops, max_lora_rank=16)
+        rows = [Row(slot, scattered_blocks(8, first=8 * slot), prompt()[slot:20], params) for slot in range(4)]
+        logits = []
+        for number, counts in enumerate(([20, 9, 18, 17], [1, 10, 1, 1], [1, 1, 1, 1])):
+            batch = step_batch(rows, 8, counts)
+            batch.adapter_slots = np.repeat(np.array([0, 1, -1, 1], np.int32), counts)
+            batch.adapter_loads = [] if number else list(enumerate(adapters))
+            running = runner.start(batch)
+            logits.append(running.logits.numpy()[: batch.num_sampled].copy())
+            running.result()
+            for row in rows:
+                if row.num_computed == len(row.tokens):
+                    row.output.append(5)
+        found.append(logits)
+    for ours, expected in zip(found[1], found[0], strict=True):
+        assert relative_error(ours, expected.astype(np.float64)) < 1e-4

@@ -81,6 +81,8 @@ class JobRun:
         while True:
             exit_code = await self._run_child(row, folder)
             row = await self._store.query(partial(read_owned, seq=self._seq, owner=self._owner))
+            if row.status == "cancelled":  # the process may have written since
+                await self._jobs.remove_folder(row.id)
             if row.status not in RUNNING:
                 return
             if isinstance(self._outcome, Succeeded):

@@ -39,9 +39,8 @@ router = APIRouter(tags=["OpenAI"])
     openapi_extra=Description(FineTuningRequest, returns=FineTuningJobObject, errors=(403,)),
 )
 async def create_job(http_request: Request) -> Response:
-    jobs = jobs_of(http_request)
     request = await receive(http_request, FineTuningRequest)
-    created = await jobs.create(tenant_of(http_request), result_owner(http_request), request)
+    created = await jobs_of(http_request).create(tenant_of(http_request), result_owner(http_request), request)
     runner_of(http_request).look_now()
     return json_response(created)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from tessera.app.schema.fields import MAX_NAME, Off
+from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Off
 from tessera.app.schema.request import RequestModel
 
 MAX_PATH = 4096
@@ -32,4 +32,4 @@ class UnloadAdapterRequest(RequestModel):
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"named": {"lora_name": "spelling"}}
 
     lora_name: AdapterName
-    lora_int_id: int | None = Field(default=None, description="Of no effect.")
+    lora_int_id: int | None = Field(default=None, ge=0, le=MAX_INT32, description="Of no effect.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -49,8 +49,9 @@ def read_speculative_config(value: dict[str, Any]) -> Speculation:
     try:
         config = msgspec.convert(value, _VllmConfig)
     except msgspec.ValidationError as error:
-        names = ", ".join(_VllmConfig.__struct_fields__)
-        raise OptionError(f"--speculative-config: {error}; it takes {names}") from None
+        _, *numbers = _VllmConfig.__struct_fields__
+        accepted = f"method ({' or '.join(get_args(SpeculationMethod))}), {', '.join(numbers)}"
+        raise OptionError(f"--speculative-config: {error}; it takes {accepted}") from None
     return make_speculation(
         config.method,
         config.num_speculative_tokens,

@@ -9,6 +9,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
     attention,
+    collectives,
     elementwise,
     encoder,
     fp8,
@@ -45,6 +46,7 @@ GROUPS = (
     random,
     sampling,
     encoder,
+    collectives,
     expert_routing,
     expert_rows,
     expert_tiles,

@@ -53,7 +53,7 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
     [
         (
             {"speculative_config": {"method": "medusa"}},
-            "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method, "
+            "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix), "
             "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
         ),
         ({"speculative_config": {"rejection": 1}}, "--speculative-config: Object contains unknown field `rejection`"),

@@ -1,0 +1,55 @@
+// What ranks give one another without a sum.
+#include "generated/exchange.cuh"
+#include "peers.cuh"
+
+// out[row, first + column] = x[row, column], `out` being that of rank 0.
+//   in:  x [rows, width] float, boxes [ranks] addresses
+//   out: out [rows, whole] float; null but on rank 0
+// Layout: contiguous.
+// Grid: at most MAX_BLOCKS, the same on all ranks. Block: THREADS. Shared memory: none.
+// Unit of work: elements of a thread, the grid's threads apart.
+__global__ void __launch_bounds__(THREADS) gather_columns_kernel(GATHER_COLUMNS_PARAMS) {
+  Peers peers(boxes, rank, ranks, patience);
+  peers.meet(START, out);
+  float* target = peers.address_of<float>(0) + first;
+  const long long size = static_cast<long long>(rows) * width;
+  const long long step = static_cast<long long>(gridDim.x) * THREADS;
+  for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < size; i += step) {
+    const long long row = i / width;
+    target[row * whole + (i - row * width)] = x[i];
+  }
+  peers.meet(END);
+  peers.finish();
+}
+
+// x = x of rank 0.
+//   in:  x [size] int32, boxes [ranks] addresses
+//   out: x [size] int32
+// Layout: contiguous.
+// Grid: 1. Block: THREADS. Shared memory: none.
+// Unit of work: elements of a thread, the block's threads apart.
+__global__ void __launch_bounds__(THREADS) broadcast_kernel(BROADCAST_PARAMS) {
+  Peers peers(boxes, rank, ranks, patience);
+  peers.meet(START, x);
+  const int* source = peers.address_of<int>(0);
+  if (rank != 0) {
+    for (int i = threadIdx.x; i < size; i += THREADS) x[i] = __ldcg(source + i);
+  }
+  peers.meet(END);
+  peers.finish();
+}
+
+// out[t] = ids[t] - first, or LARGEST_ID where that is negative. Where `sampled` is given, a negative id -1 -
+// n stands for sampled[n].
+//   in:  ids [size] int32, sampled [any] int32 or null
+//   out: out [size] int32
+// Layout: contiguous.
+// Grid: ceil(size / THREADS). Block: THREADS. Shared memory: none.
+// Unit of work: one thread an id.
+__global__ void __launch_bounds__(THREADS) own_ids_kernel(OWN_IDS_PARAMS) {
+  const int i = blockIdx.x * THREADS + threadIdx.x;
+  if (i >= size) return;
+  int id = ids[i];
+  if (id < 0 && sampled != nullptr) id = sampled[-1 - id];
+  out[i] = id < first ? LARGEST_ID : id - first;  // `first` is at least 0
+}

@@ -1,0 +1,80 @@
+// Meetings of the ranks' kernels, by flags in each other's memory.
+//
+// Each rank has a box that the others see. Every rank launches the same kernels in the same order and with
+// the same grid, so block b of a kernel meets block b of the others. Nothing is reset between kernels: flags
+// are numbered by an epoch that each kernel raises when its last block ends, so that a CUDA graph may be
+// replayed.
+#pragma once
+
+#include "common.cuh"
+#include "generated/peers.cuh"
+#include "ptx/peer.cuh"
+
+enum Phase { START, END };
+
+class Peers {
+ public:
+  __device__ __forceinline__ Peers(const unsigned long long* boxes, int rank, int ranks,
+                                   unsigned long long patience)
+      : boxes_(boxes), rank_(rank), ranks_(ranks), patience_(patience) {
+    epoch_ = __ldcg(reinterpret_cast<const unsigned*>(box(rank)));
+  }
+
+  // Memory that the kernel writes and others read after START. A kernel may write what the kernel before last
+  // read: the others have ended that one, for they began the last.
+  template <typename T>
+  __device__ __forceinline__ T* data(int rank) const {
+    return reinterpret_cast<T*>(box(rank) + DATA + (epoch_ & 1) * DATA_BYTES);
+  }
+
+  // Returns in all threads of the block once the same block of every rank has come as far, with what the
+  // others wrote until then. At START a rank may tell an address.
+  __device__ __forceinline__ void meet(Phase phase, const void* address = nullptr) {
+    __syncthreads();
+    const int other = threadIdx.x;
+    if (other < ranks_) {
+      if (phase == START) *told(other, rank_) = reinterpret_cast<unsigned long long>(address);
+      __threadfence_system();
+      store_release_system(flag(other, phase, rank_), epoch_ + 1);
+      const unsigned* mine = flag(rank_, phase, other);
+      const unsigned long long begun = nanoseconds();
+      while (static_cast<int>(load_acquire_system(mine) - (epoch_ + 1)) < 0) {
+        if (nanoseconds() - begun > patience_) end_with_error();
+      }
+    }
+    __syncthreads();
+  }
+
+  // What `rank` told at START.
+  template <typename T>
+  __device__ __forceinline__ T* address_of(int rank) const {
+    return reinterpret_cast<T*>(__ldcg(told(rank_, rank)));
+  }
+
+  // To be called by all threads of all blocks when they are done.
+  __device__ __forceinline__ void finish() {
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    unsigned* own = reinterpret_cast<unsigned*>(box(rank_));
+    const unsigned before = atomicInc(own + 1, gridDim.x - 1);  // back to 0 with the last
+    if (before == gridDim.x - 1) own[0] = epoch_ + 1;
+  }
+
+ private:
+  __device__ __forceinline__ unsigned char* box(int rank) const {
+    return reinterpret_cast<unsigned char*>(boxes_[rank]);
+  }
+  // In the box of `owner`, for what `source` says of this block.
+  __device__ __forceinline__ int slot(int source) const { return source * MAX_BLOCKS + blockIdx.x; }
+  __device__ __forceinline__ unsigned* flag(int owner, Phase phase, int source) const {
+    return reinterpret_cast<unsigned*>(box(owner) + FLAGS) + phase * MAX_RANKS * MAX_BLOCKS + slot(source);
+  }
+  __device__ __forceinline__ unsigned long long* told(int owner, int source) const {
+    return reinterpret_cast<unsigned long long*>(box(owner) + ADDRESSES) + slot(source);
+  }
+
+  const unsigned long long* boxes_;
+  int rank_, ranks_;
+  unsigned long long patience_;
+  unsigned epoch_;
+};

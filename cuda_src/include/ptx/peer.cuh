@@ -1,0 +1,22 @@
+// Instructions between GPUs that see each other's memory.
+#pragma once
+
+// What this thread has written or seen written is visible to whoever sees the value.
+__device__ __forceinline__ void store_release_system(unsigned* target, unsigned value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned load_acquire_system(const unsigned* source) {
+  unsigned value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ unsigned long long nanoseconds() {
+  unsigned long long now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+}
+
+// Ends the kernel, and all work of the device, with an error.
+__device__ __forceinline__ void end_with_error() { asm volatile("trap;"); }

@@ -1,0 +1,115 @@
+"""Kernels by which the ranks that share a model meet in each other's memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import InFloat, InInt, Int32, Int64, OutFloat, OutInt, OutT, Pointer, Uint64
+from tessera.engine.ops.cuda.types import CHUNK, ceil_div
+
+MAX_RANKS = Constant(16)
+MAX_BLOCKS = Constant(64, "of a grid: all of them are on the device at a time, as they wait for others")
+THREADS = Constant(512, "of a block")
+FLAGS = Constant(64, "where a box has its flags, in bytes; before them are the epoch and the blocks that ended")
+ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
+DATA = Constant(ADDRESSES + MAX_RANKS * MAX_BLOCKS * 8, "where it has the data of an epoch, and of the one after it")
+DATA_BYTES = Constant(MAX_BLOCKS * THREADS * CHUNK * 4)
+BOX_BYTES = DATA + 2 * DATA_BYTES
+MOST_AT_ONCE = MAX_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
+LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
+
+Boxes = Annotated[Pointer, "const unsigned long long*"]
+
+
+class AllReduceParams(NamedTuple):
+    x: OutT
+    residual: OutT
+    boxes: Boxes
+    size: Int64
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
+class AllReducePartsParams(NamedTuple):
+    x: OutT
+    boxes: Boxes
+    size: Int64
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
+class GatherColumnsParams(NamedTuple):
+    x: InFloat
+    out: OutFloat
+    boxes: Boxes
+    rows: Int32
+    width: Int32
+    whole: Int32
+    first: Int32
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
+class BroadcastParams(NamedTuple):
+    x: OutInt
+    boxes: Boxes
+    size: Int32
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
+class OwnIdsParams(NamedTuple):
+    ids: InInt
+    sampled: InInt
+    out: OutInt
+    size: Int32
+    first: Int32
+
+
+ALL_REDUCE = KernelSpec(
+    "collectives/all_reduce.cu", "all_reduce_kernel", ("T", "ADDS"), AllReduceParams, on_demand=True
+)
+ALL_REDUCE_PARTS = KernelSpec(
+    "collectives/all_reduce.cu", "all_reduce_parts_kernel", ("T",), AllReducePartsParams, on_demand=True
+)
+GATHER_COLUMNS = KernelSpec("collectives/exchange.cu", "gather_columns_kernel", (), GatherColumnsParams, on_demand=True)
+BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), BroadcastParams, on_demand=True)
+OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
+SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, GATHER_COLUMNS, BROADCAST, OWN_IDS)
+declare_header(
+    "peers",
+    __name__,
+    {
+        "MAX_RANKS": MAX_RANKS,
+        "MAX_BLOCKS": MAX_BLOCKS,
+        "THREADS": THREADS,
+        "FLAGS": FLAGS,
+        "ADDRESSES": ADDRESSES,
+        "DATA": DATA,
+        "DATA_BYTES": DATA_BYTES,
+        "LARGEST_ID": LARGEST_ID,
+    },
+)
+declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsParams))
+declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, OwnIdsParams))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that ranks launch for activations of these C types."""
+    found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
+    found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
+    return [*found, (GATHER_COLUMNS, ()), (BROADCAST, ()), (OWN_IDS, ())]
+
+
+def meeting_config(size: int, per_thread: int = 1) -> LaunchConfig:
+    """Of a kernel in which blocks wait for those of other ranks."""
+    blocks = min(max(ceil_div(size, THREADS * per_thread), 1), MAX_BLOCKS)
+    return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))

@@ -1,0 +1,53 @@
+"""A model whose weights several GPUs of one host share."""
+
+from __future__ import annotations
+
+from tessera.engine.collectives.cuda import CudaCollectives, PeerGroup
+from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import ConfigError
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.driver import find_device
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.partition import Partition, Rank
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.make import make_ops
+from tessera.engine.ranks.parallel_runner import RANK_TIMEOUT, ParallelRunner, end_process
+from tessera.engine.runner.model_runner import ModelRunner, Progress, resolve_dtype
+
+
+def make_cuda_runner(
+    config: EngineConfig, model: ModelConfig, device: CudaDevice, ops: Ops, progress: Progress | None = None
+) -> ParallelRunner:
+    """Ranks on the first GPUs, of which `device` with its `ops` is rank 0's.
+
+    Raises: ConfigError where they are too few, do not see each other's memory, or lack an operation; ModelError.
+    """
+    size = config.tensor_parallel_size
+    option = f"--tensor-parallel-size {size}"
+    Partition(model, Rank(0, size))  # refused before threads begin
+    for other, given in (
+        ("--kv-offload-gib", config.kv_offload_gib is not None),
+        ("--sleep-host-gib", config.can_sleep),
+    ):
+        if given:
+            raise ConfigError(f"{option} on GPUs cannot be used with {other}")
+    attentions = [layer.attention for layer in model.layers]
+    if any(attention.qk_norm is not None and attention.qk_norm_form == "width" for attention in attentions):
+        raise ConfigError(f"{option} on GPUs: norms over all heads together, which this model has, are not supported")
+    for index in range(1, size):
+        found = find_device(index)
+        if not found.usable:
+            raise ConfigError(f"{option} needs {size} GPUs: {found.reason}")
+    group = PeerGroup(Rendezvous(size, RANK_TIMEOUT, end_process))
+
+    def make(index: int) -> ModelRunner:
+        own = device if index == 0 else CudaDevice(index)
+        own_ops = ops if index == 0 else make_ops(own, batch_invariant=config.batch_invariant)
+        ranks = CudaCollectives(index, group, own)
+        ranks.compile(resolve_dtype(config, model, own))
+        runner = ModelRunner(config, model, own, own_ops, progress if index == 0 else None, ranks)
+        ranks.starting = False
+        return runner
+
+    return ParallelRunner(group.rendezvous, make)

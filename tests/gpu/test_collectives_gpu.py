@@ -1,0 +1,179 @@
+"""Ranks on several GPUs against ranks on the CPU. Needs two GPUs that see each other's memory, or the emulation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import pytest
+
+from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
+from tessera.engine.collectives.cuda import CudaCollectives, PeerGroup
+from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.cuda.driver import find_device
+from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
+from tests.support.op_cases import random_array
+
+if TYPE_CHECKING:
+    from tessera.engine.cuda.device import CudaDevice
+
+pytestmark = pytest.mark.gpu
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+EMULATED = os.environ.get("TESSERA_EMULATED") == "1"
+
+
+class Ranks:
+    """Calls a function in each rank's thread."""
+
+    def __init__(self, devices: Sequence[Device], join: Callable[[int], Collectives]) -> None:
+        self.devices = devices
+        self._threads = ThreadPoolExecutor(len(devices))
+        self.collectives = list(self._threads.map(join, range(len(devices))))
+
+    def __call__(self, function: Callable[[Collectives, Device], T]) -> list[T]:
+        return list(self._threads.map(function, self.collectives, self.devices))
+
+    def close(self) -> None:
+        self._threads.shutdown()
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[Ranks]:
+    devices = list(devices_of(request.param, pytestconfig))
+    group = PeerGroup(Rendezvous(len(devices), timeout=30.0))
+    with closing(Ranks(devices, lambda index: CudaCollectives(index, group, devices[index]))) as made:
+        yield made
+
+
+def devices_of(count: int, config: pytest.Config) -> Iterator[CudaDevice]:
+    if EMULATED:
+        from tests.emulation.device import EmulatedDevice, kernel_folder
+
+        for _ in range(count):
+            yield EmulatedDevice(kernel_folder(config))  # type: ignore[misc]
+        return
+    for index in range(count):
+        found = find_device(index)
+        if not found.usable:
+            pytest.skip(f"{count} GPUs are needed: {found.reason}")
+    from tessera.engine.cuda.device import CudaDevice
+
+    for index in range(count):
+        yield CudaDevice(index)
+
+
+def on_cpu(count: int) -> Ranks:
+    memory = RankMemory(Rendezvous(count, timeout=30.0))
+    return Ranks([CPU] * count, lambda index: CpuCollectives(index, memory))
+
+
+def reduced(ranks: Ranks, arrays: list[Array]) -> list[Array]:
+    def call(collectives: Collectives, device: Device) -> Array:
+        x = from_numpy(arrays[collectives.index], device)
+        collectives.all_reduce(x)
+        return np.array(x.numpy())
+
+    return ranks(call)
+
+
+# One chunk and a part of one; several blocks; more than one shot takes.
+SIZES = [(1, 12), (3, 4100), *([] if EMULATED else [(64, 8192)]), (65, 4096)]
+
+
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+@pytest.mark.parametrize("dtype", [float32, bfloat16, float16], ids=str)
+def test_sums_are_those_of_the_cpu_bit_for_bit(ranks: Ranks, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    arrays = [random_array(seed, shape, dtype) for seed in range(len(ranks.devices))]
+    with closing(on_cpu(len(arrays))) as cpu:
+        expected = reduced(cpu, arrays)
+    found = reduced(ranks, arrays)
+    for array in found:
+        assert np.array_equal(array, expected[0])
+
+
+def test_sums_follow_one_another(ranks: Ranks) -> None:
+    """Of other sizes, so that blocks of a kernel meet data of the one before last; each rank's thread goes ahead."""
+    sizes = [4096, 64, 20000, 8, 4096, 12288, 8]
+
+    def call(collectives: Collectives, device: Device) -> list[Array]:
+        tensors = [from_numpy(np.full((1, size), collectives.index + size, np.float32), device) for size in sizes]
+        for tensor in tensors:
+            collectives.all_reduce(tensor)
+        return [np.array(tensor.numpy()) for tensor in tensors]
+
+    count = len(ranks.devices)
+    for arrays in ranks(call):
+        for size, array in zip(sizes, arrays, strict=True):
+            assert (array == count * size + sum(range(count))).all()
+
+
+def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks) -> None:
+    count = len(ranks.devices)
+    arrays = [random_array(seed, (2, 256), bfloat16) for seed in range(count)]
+    stream = random_array(9, (2, 256), bfloat16, 4.0)
+
+    def call(collectives: Collectives, device: Device) -> Array:
+        x, residual = from_numpy(arrays[collectives.index], device), from_numpy(stream, device)
+        assert collectives.all_reduce_add(x, residual)
+        return np.array(residual.numpy())
+
+    total = arrays[0].astype(np.float32)
+    for other in arrays[1:]:
+        total += other
+    expected = (total + stream.astype(np.float32)).astype(bfloat16)
+    assert all(np.array_equal(array, expected) for array in ranks(call))
+
+
+def test_columns_are_gathered_and_tokens_told(ranks: Ranks) -> None:
+    count, rows = len(ranks.devices), 3
+    widths = [5 + index for index in range(count)]
+    parts = [random_array(seed, (rows, width), float32) for seed, width in enumerate(widths)]
+
+    def call(collectives: Collectives, device: Device) -> tuple[Array | None, Array]:
+        index = collectives.index
+        out = from_numpy(np.zeros((rows, sum(widths)), np.float32), device) if index == 0 else None
+        collectives.gather_columns(from_numpy(parts[index], device), out, first=sum(widths[:index]), whole=sum(widths))
+        tokens = from_numpy(np.arange(700, dtype=np.int32) * (1 if index == 0 else -1), device)
+        collectives.broadcast(tokens)
+        return None if out is None else np.array(out.numpy()), np.array(tokens.numpy())
+
+    found = ranks(call)
+    assert found[0][0] is not None
+    assert np.array_equal(found[0][0], np.concatenate(parts, axis=1))
+    assert all(np.array_equal(tokens, np.arange(700)) for _, tokens in found)
+
+
+def test_ids_are_rows_of_a_part(ranks: Ranks) -> None:
+    ids, sampled = np.array([0, 7, 12, -1, -3, 40], np.int32), np.array([9, 1, 30], np.int32)
+
+    def call(collectives: Collectives, device: Device) -> Array:
+        out = from_numpy(np.zeros(6, np.int32), device)
+        found = collectives.own_ids(from_numpy(ids, device), from_numpy(sampled, device), 7, out)
+        return np.array(found.numpy())
+
+    outside = np.iinfo(np.int32).max
+    assert ranks(call)[0].tolist() == [outside, 0, 5, 2, 23, 33]
+
+
+def test_graphs_are_replayed_in_step(ranks: Ranks) -> None:
+    """Flags are numbered on the device, so that no replay takes those of the one before for its own."""
+
+    def call(collectives: Collectives, device: Any) -> Array:
+        x = from_numpy(np.ones((1, 512), np.float32), device)
+        with device.capture() as finish:
+            collectives.all_reduce(x)
+            collectives.all_reduce(x)
+        graph = finish()
+        for _ in range(3):
+            graph.launch()
+        return np.array(x.numpy())
+
+    count = len(ranks.devices)
+    assert all((array == count**6).all() for array in ranks(call))
