@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from tessera.app.cli.command import build_parser
+from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.ray_serve.messages import CHUNK_BYTES, MAX_CHUNKS, HttpRequest
 from tessera.app.ray_serve.scaling import QueueAndCachePolicy
+from tests.support.paths import ROOT
 
 SYSTEM = {"role": "system", "content": "Be exact. " * 200}
 QUESTION = {"role": "user", "content": "What is the sum? " * 100}
@@ -108,3 +113,26 @@ def test_the_router_follows_the_prefix_and_forgets_a_replica_that_is_gone(monkey
     assert len(router._index) <= 2, "an index is no larger than the caches"
     assert len(route(HttpRequest("GET", "/v1/models", (), b""))) == 2
     assert asyncio.run(router.choose_replicas([], None)) == []
+
+
+def test_serves_own_schema_takes_the_configuration_and_wrong_arguments_are_refused() -> None:
+    pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'tessera-llm[ray]'")
+    from pydantic import ValidationError
+    from ray.serve.schema import ServeDeploySchema
+
+    from tessera.app.ray_serve.application import build
+
+    config = ServeDeploySchema.model_validate(yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text()))
+    (application,) = config.applications
+    assert application.import_path == f"{build.__module__}:{build.__name__}"
+    build(application.args)
+    build({"serve": "Qwen/Qwen3-0.6B", "max_replicas": "2"})  # text, as from a command line
+    with pytest.raises(ValidationError, match="max_replica\n"):
+        build({"serve": "Qwen/Qwen3-0.6B", "max_replica": 2})
+
+
+def test_the_configurations_model_and_options_are_ones_that_the_server_has() -> None:
+    config = yaml.safe_load((ROOT / "deploy" / "ray" / "serve.yaml").read_text())
+    arguments = shlex.split(config["applications"][0]["args"]["serve"])
+    given = SERVE_OPTIONS.read(build_parser()[0].parse_args(["serve", *arguments]), {})
+    assert (given.value("model"), given.value("log_format")) == ("Qwen/Qwen3-0.6B", "json")
