@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    Tag,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Label, Off, Text, TextContent, TextPart
 from tessera.app.schema.request import log_once
@@ -29,14 +40,27 @@ class OtherBlock(Block):
     type: str = Field(max_length=MAX_NAME)
 
 
-def type_or_other(known: Collection[str]) -> Discriminator:
-    """The tag of a union's member: a value's `type` if it is known, else `other`; none where that is no string."""
+class TypeOrOther:
+    """The tag of a union's member: a value's `type` if it is known, else `other`; none where that is no string.
 
-    def tag(value: Any) -> str | None:
+    The last member is `other`. Descriptions say that it is of none of the known types, so that a value fits one member.
+    """
+
+    def __init__(self, known: Collection[str]) -> None:
+        self._known = known
+
+    def _tag(self, value: Any) -> str | None:
         kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return None if type(kind) is not str else kind if kind in known else "other"
+        return None if type(kind) is not str else kind if kind in self._known else "other"
 
-    return Discriminator(tag)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return Discriminator(self._tag).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        described = handler(schema)
+        *known, other = described["oneOf"]
+        unknown = {"properties": {"type": {"not": {"enum": sorted(self._known)}}}}
+        return {**described, "oneOf": [*known, {"allOf": [other, unknown]}]}
 
 
 class PlainTextSource(Block):
@@ -52,9 +76,7 @@ class ContentSource(Block):
         Text
         | Annotated[
             list[
-                Annotated[
-                    Annotated[TextPart, Tag("text")] | Annotated[OtherBlock, Tag("other")], type_or_other({"text"})
-                ]
+                Annotated[Annotated[TextPart, Tag("text")] | Annotated[OtherBlock, Tag("other")], TypeOrOther({"text"})]
             ],
             Field(max_length=MAX_PARTS),
         ]
@@ -81,7 +103,7 @@ class DocumentBlock(Block):
         Annotated[PlainTextSource, Tag("text")]
         | Annotated[ContentSource, Tag("content")]
         | Annotated[OtherSource, Tag("other")],
-        type_or_other({"text", "content"}),
+        TypeOrOther({"text", "content"}),
     ]
     title: Label | None = None
     context: Text | None = None
@@ -119,7 +141,7 @@ ResultBlock = Annotated[
     | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | Annotated[OtherBlock, Tag("other")],
-    type_or_other(_RESULT_TYPES),
+    TypeOrOther(_RESULT_TYPES),
 ]
 ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS)]
 
@@ -184,7 +206,7 @@ ContentBlock = Annotated[
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[CompactionBlock, Tag("compaction")]
     | Annotated[OtherBlock, Tag("other")],
-    type_or_other(_MESSAGE_TYPES),
+    TypeOrOther(_MESSAGE_TYPES),
 ]
 Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from tessera.app.anthropic.blocks import Block, Message, ThinkingBlock, ToolResultBlock, ToolUseBlock, type_or_other
+from tessera.app.anthropic.blocks import Block, Message, ThinkingBlock, ToolResultBlock, ToolUseBlock, TypeOrOther
 from tessera.app.schema.fields import MAX_INT32, MAX_NAME, TextPart
 from tessera.app.schema.request import log_once
 
@@ -129,7 +129,7 @@ Edit = Annotated[
     Annotated[ClearToolUses, Tag("clear_tool_uses_20250919")]
     | Annotated[ClearThinking, Tag("clear_thinking_20251015")]
     | Annotated[OtherEdit, Tag("other")],
-    type_or_other(_EDIT_TYPES),
+    TypeOrOther(_EDIT_TYPES),
 ]
 
 

@@ -3,11 +3,25 @@
 #include "common.cuh"
 #include "generated/lora.cuh"
 
+// Calls visit(row) for the rows of a slot in their order; -1: for none. staged [LORA_STAGED]: shared memory.
+template <typename Visit>
+__device__ __forceinline__ void for_each_row_of(int slot, const int* slots, int num_rows, int* staged,
+                                                Visit visit) {
+  for (int first = 0; first < num_rows; first += LORA_STAGED) {
+    const int count = min(static_cast<int>(LORA_STAGED), num_rows - first);
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) staged[i] = load_updated(slots + first + i);
+    __syncthreads();
+    for (int i = 0; slot >= 0 && i < count; ++i) {
+      if (staged[i] == slot) visit(first + i);
+    }
+  }
+}
+
 // groups = the rows with an adapter sorted by slot, and tiles of at most LORA_ROWS of them that share a slot.
 //   in:  slots [num_rows] int, below num_slots; below 0: no adapter
 //   out: groups [num_rows + 3 * num_tiles] int: the sorted rows; of each tile its slot, the place of its
-//   first row
-//        and its number of rows, 0 for a tile that is not needed
+//        first row and its number of rows, 0 for a tile that is not needed
 // Layout: contiguous.
 // Grid: one block. Block: at least num_slots threads. Shared memory: none dynamic.
 // Unit of work: a thread a slot, which looks at all rows.
@@ -20,20 +34,8 @@ __global__ void __launch_bounds__(LORA_SLOTS) group_rows_kernel(GROUP_ROWS_PARAM
   const int slot = threadIdx.x;
   const bool is_slot = slot < num_slots;
   int* const tiles = groups + num_rows;
-  auto for_each_row = [&](auto visit) {
-    for (int first = 0; first < num_rows; first += LORA_STAGED) {
-      const int count = min(static_cast<int>(LORA_STAGED), num_rows - first);
-      __syncthreads();
-      for (int i = threadIdx.x; i < count; i += blockDim.x) staged[i] = load_updated(slots + first + i);
-      __syncthreads();
-      for (int i = 0; is_slot && i < count; ++i) {
-        if (staged[i] == slot) visit(first + i);
-      }
-    }
-  };
-
   int count = 0;
-  for_each_row([&](int) { ++count; });
+  for_each_row_of(is_slot ? slot : -1, slots, num_rows, staged, [&](int) { ++count; });
   if (is_slot) {
     row_starts[slot + 1] = count;
     tile_starts[slot + 1] = ceil_div(count, static_cast<int>(LORA_ROWS));
@@ -49,7 +51,7 @@ __global__ void __launch_bounds__(LORA_SLOTS) group_rows_kernel(GROUP_ROWS_PARAM
   __syncthreads();
   const int begin = is_slot ? row_starts[slot] : 0;
   int place = begin;
-  for_each_row([&](int row) { groups[place++] = row; });
+  for_each_row_of(is_slot ? slot : -1, slots, num_rows, staged, [&](int row) { groups[place++] = row; });
   const int last_tile = is_slot ? tile_starts[slot + 1] : 0;
   for (int tile = is_slot ? tile_starts[slot] : 0, done = 0; tile < last_tile; ++tile, done += LORA_ROWS) {
     tiles[3 * tile] = slot;
@@ -63,9 +65,8 @@ __global__ void __launch_bounds__(LORA_SLOTS) group_rows_kernel(GROUP_ROWS_PARAM
 
 // shrunk[row, p, r] = factors[slot, p] * sum over k of x[row, k] * a[slot, p, r, k], for r below the slot's
 // rank.
-//   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T; factors [slots, parts] float; ranks
-//   [slots]
-//        int; groups of group_rows_kernel
+//   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T; factors [slots, parts] float;
+//        ranks [slots] int; groups of group_rows_kernel
 //   out: shrunk [num_rows, parts, max_rank] float; only rows with an adapter are written
 // Layout: row-major; 16-byte loads where addresses allow them.
 // Grid: tiles, parts, blocks of LORA_RANKS of the ranks. Block: LORA_SHRINK_WARPS warps. Shared memory: none.
