@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--long-prompts", action="store_true", help="of the loads: 32 streams of 6,000 tokens alone")
-    parser.add_argument("--fp8-cache", action="store_true", help="of the loads: with --kv-cache-dtype fp8")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
+    parser.add_argument("server", nargs="*", help="of the loads: options of the server, after --")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     console = Console(width=130)
@@ -113,7 +113,7 @@ def main() -> None:
         if wanted("loads"):
             loads = serve.SWEEP if options.sweep else serve.LONG_PROMPTS if options.long_prompts else serve.LOADS
             arguments = ["--max-num-seqs", "512"] if options.sweep else []
-            arguments += ["--kv-cache-dtype", "fp8"] if options.fp8_cache else []
+            arguments += options.server
             figures["loads"] = [
                 row for name in models for row in serve.measure(name, loads, Path(work), options.output, *arguments)
             ]

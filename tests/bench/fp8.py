@@ -27,9 +27,9 @@ def commands(part: str, models: list[str], output: Path) -> list[list[str]]:
         return [[python, "-m", "tests.bench.fp8_kernels", *(("--layers",) if part == "layers" else ())]]
     named = [argument for model in models for argument in ("--model", model)]
     loads = [python, "-m", "tests.bench", "--only", "loads", *named]
-    caches = {"fp8": ("--fp8-cache",), "16-bit": ()}
+    caches = {"fp8": ("--", "--kv-cache-dtype", "fp8"), "16-bit": ()}
     return [
-        [*loads, *cache, *load, "--output", str(output / f"{name}, {kind} cache")]
+        [*loads, *load, "--output", str(output / f"{name}, {kind} cache"), *cache]
         for name, load in (("usual", ()), ("long prompts", ("--long-prompts",)))
         for kind, cache in caches.items()
     ]
