@@ -17,10 +17,11 @@ unexport PYTHONDONTWRITEBYTECODE
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
+# Three processes on two cores, since a quarter of the time goes into waiting for servers.
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --numprocesses 3 --dist loadfile $(ARGS)
 
-# What a change most likely breaks, in under a minute on 2 cores.
+# What a change most likely breaks.
 test-fast: .venv/.dev
 	$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile -q $(ARGS)
 

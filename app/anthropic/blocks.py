@@ -59,8 +59,8 @@ class TypeOrOther:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         described = handler(schema)
         *known, other = described["oneOf"]
-        unknown = {"properties": {"type": {"not": {"enum": sorted(self._known)}}}}
-        return {**described, "oneOf": [*known, {"allOf": [other, unknown]}]}
+        unknown = {"type": {"not": {"enum": sorted(self._known)}}}
+        return {**described, "oneOf": [*known, {**other, "properties": unknown}]}
 
 
 class PlainTextSource(Block):
