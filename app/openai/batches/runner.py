@@ -21,6 +21,7 @@ from tessera.app.openai.batches.batches import Batches
 from tessera.app.openai.batches.execution import LineExecutor
 from tessera.app.openai.batches.run import BatchRun
 from tessera.app.openai.batches.tables import OwnerLostError, candidates
+from tessera.app.openai.due import wait_until_due
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
 from tessera.app.store.locks import ProcessLocks
 
@@ -81,12 +82,7 @@ class BatchRunner:
                 except Exception:
                     logger.exception("batches could not be looked for")
                     await asyncio.sleep(RETRY_DELAY)
-            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
-            due = asyncio.ensure_future(self._due.wait())
-            try:
-                await asyncio.wait({due}, timeout=LOOK_INTERVAL)
-            finally:
-                due.cancel()
+            await wait_until_due(self._due, LOOK_INTERVAL)
 
     async def _take_one(self, slots: asyncio.Semaphore, num_slots: int) -> None:
         """Begin to work on one batch more, if no process with fewer has taken it since the last look."""

@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import Request
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from tessera.app.openai.due import wait_until_due
 from tessera.app.openai.fine_tuning.job_run import JobRun
 from tessera.app.openai.fine_tuning.jobs import FOLDER, FineTuningJobs, remove_unknown_folders
 from tessera.app.openai.fine_tuning.results import JobResults
@@ -101,11 +102,7 @@ class JobRunner:
             except Exception:
                 logger.exception("a fine-tuning job was interrupted; it is tried again")
                 await asyncio.sleep(RETRY_DELAY)
-            due = asyncio.ensure_future(self._due.wait())
-            try:
-                await asyncio.wait({due}, timeout=LOOK_INTERVAL)
-            finally:
-                due.cancel()
+            await wait_until_due(self._due, LOOK_INTERVAL)
 
     async def _look(self) -> None:
         self._counts = await self._store.query(count_jobs)
