@@ -32,6 +32,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.tensor import Device
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, serve, settings_for
+from tests.support.job_processes import job_processes
 from tests.support.server_fixture import write_tiny_model
 
 T = TypeVar("T")
@@ -140,20 +141,6 @@ def losses(api: openai.OpenAI, job: FineTuningJob) -> list[tuple[int, float]]:
 def messages(api: openai.OpenAI, job: FineTuningJob) -> list[str]:
     """The newest first."""
     return [event.message for event in api.fine_tuning.jobs.list_events(job.id, limit=100)]
-
-
-def job_processes(folder: Path) -> list[int]:
-    """Of processes that have the lock file of a job open."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                opened = [os.readlink(link) for link in (entry / "fd").iterdir()]
-            except OSError:
-                continue
-            if any(path.startswith(f"{folder}/") and path.endswith("/lock") for path in opened):
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.fixture(scope="module")

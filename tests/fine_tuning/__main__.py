@@ -21,6 +21,7 @@ from typing import Any
 import openai
 from openai.types.fine_tuning import FineTuningJob
 
+from tests.support.job_processes import job_processes
 from tests.support.server_fixture import running_server
 
 NUM_HELD_OUT = 50
@@ -82,20 +83,6 @@ def wait(api: openai.OpenAI, job: FineTuningJob, process_folder: Path) -> FineTu
                 print(f"  killed the job's process {pid}", flush=True)
                 killed = True
     return job
-
-
-def job_processes(folder: Path) -> list[int]:
-    """Of processes that have a job's lock file open."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                opened = [os.readlink(link) for link in (entry / "fd").iterdir()]
-            except OSError:
-                continue
-            if any(path.startswith(f"{folder}/") and path.endswith("/lock") for path in opened):
-                found.append(int(entry.name))
-    return found
 
 
 def main() -> int:
