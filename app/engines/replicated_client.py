@@ -1,8 +1,8 @@
 """One app process's client of several engines that serve the same model (data parallelism).
 
 A request goes to the engine that has most of its prompt cached, weighed against what each has under way. Engines report
-with their heartbeats which blocks their prefix caches have gained and lost, so all app processes know the caches,
-whoever sent the requests; a choice is noted at once, so that equal prompts go together before the next heartbeat.
+with their heartbeats which blocks their prefix caches have gained and lost, so each app process knows the caches, also
+of requests that others sent; a choice is noted at once, so that equal prompts go together before the next heartbeat.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ReplicatedClient:
 
     @property
     def info(self) -> EngineInfo | None:
-        """What one engine said of itself; they differ in nothing that matters to requests."""
+        """The facts of one engine; those that matter to requests are the same for all."""
         return next((member.info for member in self.members if member.info is not None), None)
 
     @property

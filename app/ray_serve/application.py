@@ -22,7 +22,7 @@ FRONT_REQUESTS = 4096  # under way in one front
 
 
 class Arguments(BaseModel, extra="forbid"):
-    """What may be given to `build`.
+    """The arguments of `build`.
 
     Attributes:
         serve: arguments of `tessera serve` in one string, such as "Qwen/Qwen3-8B --max-num-seqs 256".

@@ -1,4 +1,4 @@
-"""What the front and a replica say to each other: a request, and the head of its response."""
+"""Messages between the front and a replica: a request, and the head of its response."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What comes before a response's body."""
+    """Status and headers of a response."""
 
     status: int
     headers: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""How many replicas there should be: by the requests that wait and by the KV caches."""
+"""The number of replicas, from the requests under way and the use of the KV caches."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def next_message(writer: GrammarWriter) -> str:
 
 
 def json_mark(writer: GrammarWriter) -> str:
-    """What headers of harmony may say of their message's type."""
+    """The optional mark of a JSON message in a harmony header."""
     return f'(" "? {writer.marker(CONSTRAIN)} "json" | " json")?'
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a model that several devices share do together (tensor parallelism).
+"""Collective operations of the ranks of a model that several devices share (tensor parallelism).
 
 Public: `interface.Collectives`, one rank's side of it; `rendezvous.Rendezvous`, where ranks wait for one another;
 `cpu.CpuCollectives`, ranks that are threads and share the host's memory; `cuda.CudaCollectives`, ranks on GPUs that see

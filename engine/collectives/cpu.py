@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class RankMemory:
-    """What the ranks of a group show one another."""
+    """The arrays and numbers that the ranks of a group share."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous

@@ -31,7 +31,7 @@ RESULTS = """
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What a job has made: an adapter under a name, and one for each checkpoint.
+    """The adapters that a job has trained: one under its name, and one for each checkpoint.
 
     Attributes:
         base: the name of the model that it is for.

@@ -1,7 +1,7 @@
 // Instructions between GPUs that see each other's memory.
 #pragma once
 
-// What this thread has written or seen written is visible to whoever sees the value.
+// All that this thread has written, or seen written, is visible to a thread that sees the value.
 __device__ __forceinline__ void store_release_system(unsigned* target, unsigned value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(target), "r"(value) : "memory");
 }
