@@ -139,10 +139,12 @@ def test_products(
         cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=added)
         cuda_ops.linear(device_x, plain, prologue=prologue, out=normed)
     assert_close(out.numpy(), product + bias.astype(np.float64), dtype)
-    assert_close(logits.numpy(), product, float32, floor=4)  # sums of k floats
+    # A tensor core cuts 16 products of e4m3 to 13 bits below the largest: sums err by up to 2^-9 of a row's largest.
+    assert_close(logits.numpy(), product, float16 if count > 16 else float32, floor=1 if count > 16 else 4)
     assert_close(added.numpy(), product + bias.astype(np.float64) + residual.astype(np.float64), dtype)
     after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
-    assert_close(normed.numpy(), rounded(format, after_norm) @ numbers.T, dtype, roundings=2)
+    # A norm that rounds the other way may move an element to the next e4m3.
+    assert_close(normed.numpy(), rounded(format, after_norm) @ numbers.T, bfloat16, roundings=2)
 
     if n % 2 == 0:
         gated = poisoned((count, n // 2), dtype, device)
@@ -241,7 +243,7 @@ def test_a_recorded_chain_waits(count: int, cuda_ops: CudaOps) -> None:
 
 
 # Activations in blocks of 16 columns are rounded by NumPy alone.
-ERRORS = {"fp8-tensor": 0.08, "fp8-channel": 0.08, "fp8-weights": 0.03, "deepseek": 0.15}
+ERRORS = {"fp8-tensor": 0.12, "fp8-channel": 0.12, "fp8-weights": 0.03, "deepseek": 0.15}
 
 
 @pytest.mark.parametrize("name", ERRORS)
