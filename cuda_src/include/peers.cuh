@@ -14,9 +14,10 @@ enum Phase { START, END };
 
 class Peers {
  public:
+  // `boxes`: of each rank, then this rank's board. `kind`: of the kernel, for the board.
   __device__ __forceinline__ Peers(const unsigned long long* boxes, int rank, int ranks,
-                                   unsigned long long patience)
-      : boxes_(boxes), rank_(rank), ranks_(ranks), patience_(patience) {
+                                   unsigned long long patience, unsigned kind)
+      : boxes_(boxes), rank_(rank), ranks_(ranks), kind_(kind), patience_(patience) {
     epoch_ = __ldcg(reinterpret_cast<const unsigned*>(box(rank)));
   }
 
@@ -34,13 +35,8 @@ class Peers {
     const int other = threadIdx.x;
     if (other < ranks_) {
       if (phase == START) *told(other, rank_) = reinterpret_cast<unsigned long long>(address);
-      __threadfence_system();
       store_release_system(flag(other, phase, rank_), epoch_ + 1);
-      const unsigned* mine = flag(rank_, phase, other);
-      const unsigned long long begun = nanoseconds();
-      while (static_cast<int>(load_acquire_system(mine) - (epoch_ + 1)) < 0) {
-        if (nanoseconds() - begun > patience_) end_with_error();
-      }
+      wait_for(other, phase);
     }
     __syncthreads();
   }
@@ -61,6 +57,41 @@ class Peers {
   }
 
  private:
+  // The clock and the board, which is memory of the host, are looked at once in POLLS times.
+  __device__ __forceinline__ void wait_for(int other, Phase phase) const {
+    const unsigned* mine = flag(rank_, phase, other);
+    unsigned long long begun = 0;
+    for (unsigned polls = 1;; ++polls) {
+      const unsigned seen = load_acquire_system(mine);
+      if (static_cast<int>(seen - (epoch_ + 1)) >= 0) return;
+      if (polls % POLLS == 0) check_time(other, phase, seen, begun);
+    }
+  }
+
+  // Ends the kernel with an error if the host says so, or after `patience_` with a report on the board.
+  __device__ __noinline__ void check_time(int other, Phase phase, unsigned seen,
+                                          unsigned long long& begun) const {
+    volatile unsigned* board = reinterpret_cast<volatile unsigned*>(boxes_[ranks_]);
+    const unsigned long long now = nanoseconds();
+    if (begun == 0) begun = now;
+    if (board[Board::STOP] != 0) end_with_error();
+    if (now - begun <= patience_) return;
+    if (atomicInc(reinterpret_cast<unsigned*>(box(rank_)) + 2, ~0u) != 0) {
+      if (now - begun > 2 * patience_) end_with_error();
+      return;  // another thread reports, which must come to its end
+    }
+    board[Board::KIND] = kind_;
+    board[Board::OTHER] = other;
+    board[Board::PHASE] = phase;
+    board[Board::BLOCK] = blockIdx.x;
+    board[Board::WANTED] = epoch_ + 1;
+    board[Board::SEEN] = seen;
+    __threadfence_system();
+    board[Board::LATE] = 1;
+    __threadfence_system();
+    end_with_error();
+  }
+
   __device__ __forceinline__ unsigned char* box(int rank) const {
     return reinterpret_cast<unsigned char*>(boxes_[rank]);
   }
@@ -75,6 +106,7 @@ class Peers {
 
   const unsigned long long* boxes_;
   int rank_, ranks_;
+  unsigned kind_;
   unsigned long long patience_;
   unsigned epoch_;
 };

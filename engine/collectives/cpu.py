@@ -77,10 +77,13 @@ class CpuCollectives(Collectives):
 
     def least(self, value: int) -> int:
         self._memory.numbers[self.index] = value
-        self._wait(patient=True)
+        self.wait_for_all()
         found = min(self._memory.numbers)
-        self._wait(patient=True)
+        self.wait_for_all()
         return found
+
+    def wait_for_all(self) -> None:
+        self._memory.rendezvous.wait(self.index, patient=True)
 
     def _sum(self, values: Array) -> Array:
         """Of all ranks' values, in their order."""
@@ -97,5 +100,5 @@ class CpuCollectives(Collectives):
         self._wait()
         return self._memory.arrays
 
-    def _wait(self, *, patient: bool = False) -> None:
-        self._memory.rendezvous.wait(self.index, patient=patient)
+    def _wait(self) -> None:
+        self._memory.rendezvous.wait(self.index)

@@ -59,3 +59,7 @@ class Collectives(ABC):
     @abstractmethod
     def least(self, value: int) -> int:
         """Of all ranks' values; on the host, and however long ranks take to come."""
+
+    @abstractmethod
+    def wait_for_all(self) -> None:
+        """Return when all ranks have come; on the host, and however long they take."""

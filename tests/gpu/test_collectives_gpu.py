@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 
 from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
-from tessera.engine.collectives.cuda import CudaCollectives, PeerGroup
+from tessera.engine.collectives.cuda import CudaCollectives
 from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
@@ -22,7 +24,8 @@ from tests.support.op_cases import random_array
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
 
-pytestmark = pytest.mark.gpu
+# A thread that hangs in the driver hears no signal; this method prints where all threads are, and ends the process.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60, method="thread")]
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -30,15 +33,40 @@ EMULATED = os.environ.get("TESSERA_EMULATED") == "1"
 
 
 class Ranks:
-    """Calls a function in each rank's thread."""
+    """Calls a function in each rank's thread. Where one fails, the others end, and all later calls fail at once."""
 
-    def __init__(self, devices: Sequence[Device], join: Callable[[int], Collectives]) -> None:
+    def __init__(
+        self, devices: Sequence[Device], join: Callable[[int], Collectives], group: PeerGroup | None = None
+    ) -> None:
         self.devices = devices
+        self._group = group
+        self._failed: BaseException | None = None
         self._threads = ThreadPoolExecutor(len(devices))
-        self.collectives = list(self._threads.map(join, range(len(devices))))
+        self.collectives = self._on_all(join, range(len(devices)))
 
     def __call__(self, function: Callable[[Collectives, Device], T]) -> list[T]:
-        return list(self._threads.map(function, self.collectives, self.devices))
+        return self._on_all(function, self.collectives, self.devices)
+
+    def _on_all(self, function: Callable[..., T], *arguments: Any) -> list[T]:
+        if self._failed is not None:
+            pytest.fail(f"the ranks have failed before: {self._failed}", pytrace=False)
+        calls = [self._threads.submit(self._guarded, function, *each) for each in zip(*arguments, strict=True)]
+        errors = [error for call in calls if (error := call.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [call.result() for call in calls]
+
+    def _guarded(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            rank = next((each.index for each in arguments if isinstance(each, Collectives)), arguments[0])
+            self._failed = self._failed or error
+            print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
+            if self._group is not None:
+                self._group.rendezvous.fail(rank, error)
+                print(*self._group.reports(), sep="\n", flush=True)
+            raise
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -48,8 +76,17 @@ class Ranks:
 def ranks(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[Ranks]:
     devices = list(devices_of(request.param, pytestconfig))
     group = PeerGroup(Rendezvous(len(devices), timeout=30.0))
-    with closing(Ranks(devices, lambda index: CudaCollectives(index, group, devices[index]))) as made:
+    with closing(Ranks(devices, lambda index: joined(index, group, devices[index]), group)) as made:
         yield made
+
+
+def joined(index: int, group: PeerGroup, device: CudaDevice) -> CudaCollectives:
+    made = CudaCollectives(index, group, device)
+    if not EMULATED:
+        for dtype in (float32, bfloat16, float16):
+            made.prepare(dtype)
+    made.starting = False
+    return made
 
 
 def devices_of(count: int, config: pytest.Config) -> Iterator[CudaDevice]:
@@ -177,3 +214,22 @@ def test_graphs_are_replayed_in_step(ranks: Ranks) -> None:
 
     count = len(ranks.devices)
     assert all((array == count**6).all() for array in ranks(call))
+
+
+def test_a_rank_that_does_not_come_ends_the_others(pytestconfig: pytest.Config) -> None:
+    """By the host, which they look at, or by the clock, and then they say what they waited for."""
+    if not EMULATED:
+        pytest.skip("an error of a kernel ends all work of its device")
+    devices = list(devices_of(2, pytestconfig))
+    for patience, report in ((60.0, []), (0.05, ["block 0 of rank 0's all_reduce (meeting 1) waited for rank 1"])):
+        group = PeerGroup(Rendezvous(2, timeout=30.0))
+        with closing(Ranks(devices, lambda index: CudaCollectives(index, group, devices[index]), group)) as ranks:  # noqa: B023
+            alone = ranks.collectives[0]
+            assert isinstance(alone, CudaCollectives)
+            alone.starting, alone.patience = False, patience
+            stop = threading.Timer(0.2, group.rendezvous.fail, (1, RuntimeError("broken")))
+            stop.start()
+            with pytest.raises(Exception, match="trap"):
+                alone.all_reduce(from_numpy(np.ones((1, 64), np.float32), devices[0]))
+            stop.join()
+            assert [line.partition(" at its")[0] for line in group.reports()] == report

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.generated import Constant, c_enum, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InInt, Int32, Int64, OutFloat, OutInt, OutT, Pointer, Uint64
 from tessera.engine.ops.cuda.types import CHUNK, ceil_div
@@ -14,7 +15,10 @@ from tessera.engine.ops.cuda.types import CHUNK, ceil_div
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(64, "of a grid: all of them are on the device at a time, as they wait for others")
 THREADS = Constant(512, "of a block")
-FLAGS = Constant(64, "where a box has its flags, in bytes; before them are the epoch and the blocks that ended")
+POLLS = Constant(256, "of a flag between two looks at the clock")
+FLAGS = Constant(
+    64, "where a box has its flags, in bytes; before them are the epoch, the blocks that ended, and reports begun"
+)
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
 DATA = Constant(ADDRESSES + MAX_RANKS * MAX_BLOCKS * 8, "where it has the data of an epoch, and of the one after it")
 DATA_BYTES = Constant(MAX_BLOCKS * THREADS * CHUNK * 4)
@@ -22,7 +26,30 @@ BOX_BYTES = DATA + 2 * DATA_BYTES
 MOST_AT_ONCE = MAX_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
-Boxes = Annotated[Pointer, "const unsigned long long*"]
+
+class Meeting(IntEnum):
+    """The kernels in which ranks meet."""
+
+    ALL_REDUCE = 0
+    ALL_REDUCE_PARTS = 1
+    GATHER_COLUMNS = 2
+    BROADCAST = 3
+
+
+class Board(IntEnum):
+    """Words of a rank's board in the host's memory, where its kernels report what they waited for in vain."""
+
+    STOP = 0  # set by the host: kernels that wait end
+    LATE = 1  # there is a report
+    KIND = 2  # a Meeting
+    OTHER = 3  # the rank that did not come
+    PHASE = 4  # of the meeting: 0 where it begins, 1 where it ends
+    BLOCK = 5
+    WANTED = 6  # the number of the meeting
+    SEEN = 7  # that which the other rank has come to
+
+
+Boxes = Annotated[Pointer, "const unsigned long long*"]  # of each rank, then this rank's board
 
 
 class AllReduceParams(NamedTuple):
@@ -91,12 +118,14 @@ declare_header(
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
         "THREADS": THREADS,
+        "POLLS": POLLS,
         "FLAGS": FLAGS,
         "ADDRESSES": ADDRESSES,
         "DATA": DATA,
         "DATA_BYTES": DATA_BYTES,
         "LARGEST_ID": LARGEST_ID,
     },
+    declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
 )
 declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsParams))
 declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, OwnIdsParams))
