@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--long-prompts", action="store_true", help="of the loads: 32 streams of 6,000 tokens alone")
-    parser.add_argument("--streams", type=int, nargs="+", help="of the loads: only those of so many streams")
+    parser.add_argument("--streams", type=int, nargs="+", help="of the loads: those of so many streams")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
     parser.add_argument("server", nargs="*", help="of the loads: options of the server, after --")
@@ -113,7 +113,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         if wanted("loads"):
             loads = serve.SWEEP if options.sweep else serve.LONG_PROMPTS if options.long_prompts else serve.LOADS
-            loads = tuple(load for load in loads if options.streams is None or load.concurrency in options.streams)
+            if options.streams is not None:
+                loads = serve.of_streams(loads, options.streams)
             arguments = ["--max-num-seqs", "512"] if options.sweep else []
             arguments += options.server
             figures["loads"] = [
