@@ -2,19 +2,6 @@
 #include "generated/all_reduce.cuh"
 #include "peers.cuh"
 
-// The sum of element i and the CHUNK - 1 after it over all ranks; `of(rank)` is a rank's array.
-template <typename Array>
-__device__ __forceinline__ void sum_ranks(Array of, int ranks, long long i, long long size,
-                                          float (&sum)[CHUNK]) {
-  load_updated_floats(of(0) + i, size - i, sum);
-  for (int rank = 1; rank < ranks; ++rank) {
-    float values[CHUNK];
-    load_updated_floats(of(rank) + i, size - i, values);
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum[j] += values[j];
-  }
-}
-
 // x = x of rank 0 + x of rank 1 + ..., or residual += that sum, rounded once; x then stays.
 //   in:  x [size] T, boxes [ranks + 1] addresses
 //   out: x, or residual [size] T where ADDS

@@ -12,6 +12,51 @@
 
 enum Phase { START, END };
 
+// The sum of element i and the CHUNK - 1 after it over all ranks; `of(rank)` is a rank's array.
+template <typename Array>
+__device__ __forceinline__ void sum_ranks(Array of, int ranks, long long i, long long size,
+                                          float (&sum)[CHUNK]) {
+  load_updated_floats(of(0) + i, size - i, sum);
+  for (int rank = 1; rank < ranks; ++rank) {
+    float values[CHUNK];
+    load_updated_floats(of(rank) + i, size - i, values);
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) sum[j] += values[j];
+  }
+}
+
+// What a thread waits for.
+struct Wait {
+  unsigned kind, other, phase, wanted, seen;
+};
+
+// The clock and the board, which is memory of the host, are looked at once in POLLS times: apart from the
+// wait, which is short. Ends the kernel with an error if the host says so, or after `patience` with a report
+// on the board, of which `reports` counts those begun. -> when the wait began.
+__device__ __noinline__ unsigned long long check_time(Wait wait, unsigned long long begun,
+                                                      unsigned long long patience, volatile unsigned* board,
+                                                      unsigned* reports) {
+  const unsigned long long now = nanoseconds();
+  if (begun == 0) begun = now;
+  if (board[Board::STOP] != 0) end_with_error();
+  if (now - begun <= patience) return begun;
+  if (atomicInc(reports, ~0u) != 0) {  // another thread reports, which must come to its end
+    if (now - begun > 2 * patience) end_with_error();
+    return begun;
+  }
+  board[Board::KIND] = wait.kind;
+  board[Board::OTHER] = wait.other;
+  board[Board::PHASE] = wait.phase;
+  board[Board::BLOCK] = blockIdx.x;
+  board[Board::WANTED] = wait.wanted;
+  board[Board::SEEN] = wait.seen;
+  __threadfence_system();
+  board[Board::LATE] = 1;
+  __threadfence_system();
+  end_with_error();
+  return begun;
+}
+
 class Peers {
  public:
   // `boxes`: of each rank, then this rank's board. `kind`: of the kernel, for the board.
@@ -57,39 +102,18 @@ class Peers {
   }
 
  private:
-  // The clock and the board, which is memory of the host, are looked at once in POLLS times.
   __device__ __forceinline__ void wait_for(int other, Phase phase) const {
     const unsigned* mine = flag(rank_, phase, other);
     unsigned long long begun = 0;
     for (unsigned polls = 1;; ++polls) {
       const unsigned seen = load_acquire_system(mine);
       if (static_cast<int>(seen - (epoch_ + 1)) >= 0) return;
-      if (polls % POLLS == 0) check_time(other, phase, seen, begun);
+      if (polls % POLLS == 0) {
+        const Wait wait{kind_, static_cast<unsigned>(other), phase, epoch_ + 1, seen};
+        begun = check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
+                           reinterpret_cast<unsigned*>(box(rank_)) + 2);
+      }
     }
-  }
-
-  // Ends the kernel with an error if the host says so, or after `patience_` with a report on the board.
-  __device__ __noinline__ void check_time(int other, Phase phase, unsigned seen,
-                                          unsigned long long& begun) const {
-    volatile unsigned* board = reinterpret_cast<volatile unsigned*>(boxes_[ranks_]);
-    const unsigned long long now = nanoseconds();
-    if (begun == 0) begun = now;
-    if (board[Board::STOP] != 0) end_with_error();
-    if (now - begun <= patience_) return;
-    if (atomicInc(reinterpret_cast<unsigned*>(box(rank_)) + 2, ~0u) != 0) {
-      if (now - begun > 2 * patience_) end_with_error();
-      return;  // another thread reports, which must come to its end
-    }
-    board[Board::KIND] = kind_;
-    board[Board::OTHER] = other;
-    board[Board::PHASE] = phase;
-    board[Board::BLOCK] = blockIdx.x;
-    board[Board::WANTED] = epoch_ + 1;
-    board[Board::SEEN] = seen;
-    __threadfence_system();
-    board[Board::LATE] = 1;
-    __threadfence_system();
-    end_with_error();
   }
 
   __device__ __forceinline__ unsigned char* box(int rank) const {

@@ -8,6 +8,8 @@ import numpy as np
 
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.ops.cpu.norm import rms_normalised
+from tessera.engine.ops.cpu.precision import store, widen
 from tessera.engine.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -42,6 +44,18 @@ class CpuCollectives(Collectives):
         for array in arrays:
             array[share] = total
         self._wait()
+
+    @np.errstate(all="ignore")
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        arrays = self._show(x.numpy())
+        total = arrays[0].astype(np.float32)
+        for other in arrays[1:]:
+            total += other
+        self._wait()
+        stream = residual.numpy()
+        stream[...] = total + stream
+        store(out, rms_normalised(widen(residual), widen(weight), eps))
+        return True
 
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         arrays = self._show(x.numpy())

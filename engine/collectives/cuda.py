@@ -13,13 +13,16 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
+    ALL_REDUCE_NORM,
     ALL_REDUCE_PARTS,
     BOX_BYTES,
     BROADCAST,
     GATHER_COLUMNS,
+    MAX_BLOCKS,
     MOST_AT_ONCE,
     OWN_IDS,
     THREADS,
+    AllReduceNormParams,
     AllReduceParams,
     AllReducePartsParams,
     Board,
@@ -28,8 +31,9 @@ from tessera.engine.ops.cuda.collectives import (
     OwnIdsParams,
     instantiations,
     meeting_config,
+    norm_config,
 )
-from tessera.engine.ops.cuda.types import CHUNK, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import CHUNK, aligned, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
 
 STEP_PATIENCE = 4.0  # seconds
@@ -65,6 +69,8 @@ class CudaCollectives(Collectives):
         for other in group.devices:
             if other is not None and other is not device:
                 device.see_memory_of(other)
+        # Of which each finds a multiprocessor, on the smallest of the devices.
+        self._most_blocks = min(MAX_BLOCKS, *(other.multiprocessors for other in group.devices if other is not None))
         self._boxes = from_numpy(np.array([*group.boxes, board.ctypes.data], uint64), device)
         self.wait_for_all()
 
@@ -96,22 +102,37 @@ class CudaCollectives(Collectives):
         self._all_reduce(x, residual)
         return True
 
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        rows, hidden = x.shape
+        config = norm_config(rows, hidden, self._most_blocks)
+        boxed = x.size <= MOST_AT_ONCE
+        # Beyond, two shots move less between more than two ranks.
+        if config is None or not (boxed or self.size == 2) or not aligned(16, x, residual, weight, out):
+            return False
+        params = AllReduceNormParams(
+            x, residual, weight, out, self._boxes, rows, hidden, eps, self.index, self.size, self._patience
+        )
+        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype), "true" if boxed else "false"), config, params)
+        return True
+
     def _all_reduce(self, x: Tensor, residual: Tensor | None) -> None:
-        dtype, config = cuda_type(x.dtype), meeting_config(x.size, CHUNK)
+        dtype = cuda_type(x.dtype)
         if x.size <= MOST_AT_ONCE:
+            config = meeting_config(x.size, CHUNK)
             adds = "false" if residual is None else "true"
             params = AllReduceParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)
             self._launch(ALL_REDUCE, (dtype, adds), config, params)
             return
         parts = AllReducePartsParams(x, self._boxes, x.size, self.index, self.size, self._patience)
-        self._launch(ALL_REDUCE_PARTS, (dtype,), config, parts)
+        self._launch(ALL_REDUCE_PARTS, (dtype,), meeting_config(x.size, CHUNK, self._most_blocks), parts)
 
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         rows, width = x.shape
         params = GatherColumnsParams(
             x, out, self._boxes, rows, width, whole, first, self.index, self.size, self._patience
         )
-        self._launch(GATHER_COLUMNS, (), meeting_config(rows * whole // self.size), params)
+        config = meeting_config(rows * whole // self.size, most_blocks=self._most_blocks)
+        self._launch(GATHER_COLUMNS, (), config, params)
 
     def own_ids(self, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> Tensor:
         config = LaunchConfig((ceil_div(ids.size, THREADS), 1, 1), (THREADS, 1, 1))

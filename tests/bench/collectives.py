@@ -1,8 +1,9 @@
 """Latency and bandwidth of sums over ranks: `python -m tests.bench.collectives [NUMBER_OF_GPUS]`.
 
 Sums of bfloat16 that follow one another in a CUDA graph on each GPU, behind one that has the GPUs begin together; the
-slowest rank counts. Bandwidth is that of the bytes of one rank's array. Each size's first sum is compared with the
-right one. What hangs for a minute ends with the place of every thread and what the kernels wait for.
+slowest rank counts. Bandwidth is that of the bytes of one rank's array. The last column is with the residual addition
+and the norm of rows of HIDDEN elements. Each size's first sum is compared with the right one. What hangs for a minute
+ends with the place of every thread and what the kernels wait for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tessera.engine.tensor import bfloat16, from_numpy, zeros
 
 SIZES = [1 << power for power in range(12, 28)]  # bytes
 REPEATS = 100  # in a graph
+HIDDEN = 4096
 ROUNDS = 7
 HANGS = 60.0  # seconds
 
@@ -66,6 +68,10 @@ class Ranks:
         """Microseconds of one sum on the slowest rank, in the best of some rounds. Raises: AssertionError."""
         return max(self(lambda index: self._time(index, nbytes)))
 
+    def time_with_norm(self, nbytes: int) -> float:
+        """The same with what follows it; not a number where that is not done at once."""
+        return max(self(lambda index: self._time_with_norm(index, nbytes)))
+
     def _time(self, index: int, nbytes: int) -> float:
         device, ranks = self.devices[index], self.collectives[index]
         size = nbytes // bfloat16.itemsize
@@ -75,7 +81,16 @@ class Ranks:
         assert (x.numpy() == count * (count + 1) // 2).all(), f"wrong sums of {nbytes} bytes on rank {index}"
         return self._best(index, lambda: ranks.all_reduce(x))
 
-    def _best(self, index: int, launch: Callable[[], None]) -> float:
+    def _time_with_norm(self, index: int, nbytes: int) -> float:
+        device, ranks = self.devices[index], self.collectives[index]
+        shape = (nbytes // bfloat16.itemsize // HIDDEN, HIDDEN)
+        x, stream, out = (zeros(shape, bfloat16, device) for _ in range(3))
+        weight = zeros((HIDDEN,), bfloat16, device)
+        if not ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out):
+            return float("nan")
+        return self._best(index, lambda: ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out))
+
+    def _best(self, index: int, launch: Callable[[], object]) -> float:
         device, best = self.devices[index], float("inf")
         with device.capture() as finish:
             for _ in range(REPEATS):
@@ -99,10 +114,11 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     ranks = Ranks(count)
     print(f"{count} x {ranks.devices[0].device_name}")
-    print(f"{'bytes':>10} {'us':>8} {'GB/s':>8}", flush=True)
+    print(f"{'bytes':>10} {'us':>8} {'GB/s':>8} {'with norm us':>14}", flush=True)
     for nbytes in SIZES:
         slowest = ranks.time_of(nbytes)
-        print(f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f}", flush=True)
+        normed = ranks.time_with_norm(nbytes) if nbytes >= HIDDEN * bfloat16.itemsize else float("nan")
+        print(f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f} {normed:>14.1f}", flush=True)
 
 
 if __name__ == "__main__":

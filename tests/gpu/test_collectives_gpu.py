@@ -18,6 +18,9 @@ from tessera.engine.collectives.interface import Collectives
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.cuda.driver import find_device
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.collectives import MOST_AT_ONCE
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
 from tests.support.op_cases import random_array
 
@@ -166,6 +169,34 @@ def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks) -> None:
         total += other
     expected = (total + stream.astype(np.float32)).astype(bfloat16)
     assert all(np.array_equal(array, expected) for array in ranks(call))
+
+
+# Rows of one block; of several chunks a thread; of more blocks than there are, and more than a box holds.
+NORMED = [(2, 256), (3, 1160), (257, 1024), *([] if EMULATED else [(1, 4096), (128, 4096), (300, 8192)])]
+
+
+@pytest.mark.parametrize("shape", NORMED, ids=str)
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    """The stream has the bits of the CPU's, and its norm those of the norm's own kernel."""
+    arrays = [random_array(seed, shape, dtype) for seed in range(len(ranks.devices))]
+    stream, weight = random_array(9, shape, dtype, 4.0), random_array(10, shape[-1:], dtype)
+
+    def call(collectives: Collectives, device: Device) -> tuple[bool, Array, Array, Array]:
+        x, residual = from_numpy(arrays[collectives.index], device), from_numpy(stream, device)
+        gains, out, alone = (from_numpy(array, device) for array in (weight, stream, stream))
+        done = collectives.all_reduce_add_norm(x, residual, gains, 1e-5, out)
+        (CpuOps() if device is CPU else CudaOps(device)).rmsnorm(residual, gains, 1e-5, out=alone)  # type: ignore[arg-type]
+        return done, np.array(residual.numpy()), np.array(out.numpy()), np.array(alone.numpy())
+
+    with closing(on_cpu(len(arrays))) as cpu:
+        _, expected, of_cpu, alone_of_cpu = cpu(call)[0]
+    assert np.array_equal(of_cpu, alone_of_cpu)
+    for done, added, normed, alone in ranks(call):
+        assert done == (len(arrays) == 2 or np.prod(shape) <= MOST_AT_ONCE)
+        if done:
+            assert np.array_equal(added, expected)
+            assert np.array_equal(normed, alone)
 
 
 def test_columns_are_gathered_and_tokens_told(ranks: Ranks) -> None:

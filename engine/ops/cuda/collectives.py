@@ -9,11 +9,24 @@ import numpy as np
 
 from tessera.engine.cuda.generated import Constant, c_enum, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InFloat, InInt, Int32, Int64, OutFloat, OutInt, OutT, Pointer, Uint64
-from tessera.engine.ops.cuda.types import CHUNK, ceil_div
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    InInt,
+    InT,
+    Int32,
+    Int64,
+    OutFloat,
+    OutInt,
+    OutT,
+    Pointer,
+    Uint64,
+)
+from tessera.engine.ops.cuda.types import CHUNK, NORM_CHUNKS, NORM_THREADS, ceil_div, rmsnorm_config
 
 MAX_RANKS = Constant(16)
-MAX_BLOCKS = Constant(64, "of a grid: all of them are on the device at a time, as they wait for others")
+MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
+ONE_SHOT_BLOCKS = 64
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
 FLAGS = Constant(
@@ -21,9 +34,9 @@ FLAGS = Constant(
 )
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
 DATA = Constant(ADDRESSES + MAX_RANKS * MAX_BLOCKS * 8, "where it has the data of an epoch, and of the one after it")
-DATA_BYTES = Constant(MAX_BLOCKS * THREADS * CHUNK * 4)
+DATA_BYTES = Constant(ONE_SHOT_BLOCKS * THREADS * CHUNK * 4)
 BOX_BYTES = DATA + 2 * DATA_BYTES
-MOST_AT_ONCE = MAX_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
+MOST_AT_ONCE = ONE_SHOT_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
 
@@ -34,6 +47,7 @@ class Meeting(IntEnum):
     ALL_REDUCE_PARTS = 1
     GATHER_COLUMNS = 2
     BROADCAST = 3
+    ALL_REDUCE_NORM = 4
 
 
 class Board(IntEnum):
@@ -66,6 +80,20 @@ class AllReducePartsParams(NamedTuple):
     x: OutT
     boxes: Boxes
     size: Int64
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
+class AllReduceNormParams(NamedTuple):
+    x: OutT
+    residual: OutT
+    weight: InT
+    normed: OutT
+    boxes: Boxes
+    rows: Int32
+    hidden: Int32
+    eps: Float32
     rank: Int32
     ranks: Int32
     patience: Uint64
@@ -107,10 +135,18 @@ ALL_REDUCE = KernelSpec(
 ALL_REDUCE_PARTS = KernelSpec(
     "collectives/all_reduce.cu", "all_reduce_parts_kernel", ("T",), AllReducePartsParams, on_demand=True
 )
+ALL_REDUCE_NORM = KernelSpec(
+    "collectives/all_reduce_norm.cu",
+    "all_reduce_norm_kernel",
+    ("T", "BOXED"),
+    AllReduceNormParams,
+    overlaps=True,
+    on_demand=True,
+)
 GATHER_COLUMNS = KernelSpec("collectives/exchange.cu", "gather_columns_kernel", (), GatherColumnsParams, on_demand=True)
 BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), BroadcastParams, on_demand=True)
 OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
-SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, GATHER_COLUMNS, BROADCAST, OWN_IDS)
+SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, ALL_REDUCE_NORM, GATHER_COLUMNS, BROADCAST, OWN_IDS)
 declare_header(
     "peers",
     __name__,
@@ -128,6 +164,9 @@ declare_header(
     declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
 )
 declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsParams))
+declare_header(
+    "all_reduce_norm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
+)
 declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, OwnIdsParams))
 
 
@@ -135,10 +174,17 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that ranks launch for activations of these C types."""
     found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
     found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
+    found += [(ALL_REDUCE_NORM, (dtype, boxed)) for dtype in dtypes for boxed in ("false", "true")]
     return [*found, (GATHER_COLUMNS, ()), (BROADCAST, ()), (OWN_IDS, ())]
 
 
-def meeting_config(size: int, per_thread: int = 1) -> LaunchConfig:
+def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
     """Of a kernel in which blocks wait for those of other ranks."""
-    blocks = min(max(ceil_div(size, THREADS * per_thread), 1), MAX_BLOCKS)
+    blocks = min(max(ceil_div(size, THREADS * per_thread), 1), most_blocks)
     return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
+
+
+def norm_config(rows: int, hidden: int, most_blocks: int) -> LaunchConfig | None:
+    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None where threads have no room for a row."""
+    config = rmsnorm_config(min(rows, most_blocks), hidden)
+    return config if hidden % CHUNK == 0 and hidden <= config.block[0] * CHUNK * NORM_CHUNKS else None
