@@ -4,13 +4,13 @@
 
 // residual += x of rank 0 + x of rank 1 + ..., rounded once; normed = RMSNorm of a row of it, as
 // rmsnorm_kernel.
+// BOXED: every rank copies its rows to its box, of at most DATA_BYTES, and reads those of all. Else it reads
+// the others' x, and ends when they have read its own.
 //   in:  x [rows, hidden] T, weight [hidden] T, boxes [ranks + 1] addresses
 //   out: residual [rows, hidden] T, normed [rows, hidden] T; x stays
 // Layout: contiguous, 16-byte aligned; hidden a multiple of CHUNK, at most ROW_CHUNKS chunks of each thread.
-// BOXED: every rank copies its rows to its box, and reads those of all; at most DATA_BYTES. Else it reads the
-// others' x, and ends when they have read its own.
-// Grid: one block a row, at most MAX_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none
-// dynamic. Unit of work: rows of a block, the grid's blocks apart.
+// Grid: one block a row, at most MAX_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none.
+// Unit of work: rows of a block, the grid's blocks apart.
 template <typename T, bool BOXED>
 __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE_NORM_PARAMS(T)) {
   ASSERT_ELEMENT(T);
