@@ -89,6 +89,12 @@ class CpuCollectives(Collectives):
             x.numpy()[...] = arrays[0]
         self._wait()
 
+    def all_reduce_max(self, x: Tensor) -> None:
+        arrays = self._show(x.numpy())
+        largest = np.maximum.reduce(arrays)
+        self._wait()
+        x.numpy()[...] = largest
+
     def least(self, value: int) -> int:
         self._memory.numbers[self.index] = value
         self.wait_for_all()

@@ -11,8 +11,10 @@ from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.contract.errors import ConfigError, DeviceError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
+from tessera.engine.ops.cuda import slices
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
+    ALL_REDUCE_MAX,
     ALL_REDUCE_NORM,
     ALL_REDUCE_PARTS,
     BOX_BYTES,
@@ -22,6 +24,7 @@ from tessera.engine.ops.cuda.collectives import (
     MOST_AT_ONCE,
     OWN_IDS,
     THREADS,
+    AllReduceMaxParams,
     AllReduceNormParams,
     AllReduceParams,
     AllReducePartsParams,
@@ -79,7 +82,7 @@ class CudaCollectives(Collectives):
 
         Raises: DeviceError where memory of other devices, though it can be had, has other contents.
         """
-        self._device.compile(instantiations((cuda_type(dtype),)))
+        self._device.compile([*instantiations((cuda_type(dtype),)), *slices.instantiations(())])
         self.wait_for_all()
         for size in (THREADS, MOST_AT_ONCE + CHUNK):
             x = from_numpy(np.full((1, size), self.index + 1, dtype), self._device)
@@ -145,6 +148,10 @@ class CudaCollectives(Collectives):
     def broadcast(self, x: Tensor) -> None:
         params = BroadcastParams(x, self._boxes, x.size, self.index, self.size, self._patience)
         self._launch(BROADCAST, (), meeting_config(1), params)
+
+    def all_reduce_max(self, x: Tensor) -> None:
+        params = AllReduceMaxParams(x, self._boxes, x.size, self.index, self.size, self._patience)
+        self._launch(ALL_REDUCE_MAX, (), meeting_config(1), params)
 
     def least(self, value: int) -> int:
         self._group.numbers[self.index] = value

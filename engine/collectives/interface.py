@@ -61,6 +61,10 @@ class Collectives(ABC):
         """x becomes rank 0's."""
 
     @abstractmethod
+    def all_reduce_max(self, x: Tensor) -> None:
+        """x [S] uint64 becomes the largest of all ranks' x."""
+
+    @abstractmethod
     def least(self, value: int) -> int:
         """Of all ranks' values; on the host, and however long ranks take to come."""
 

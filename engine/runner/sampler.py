@@ -89,14 +89,25 @@ class StepSampler:
         else:
             adjusted, filtered = sampling.needs_adjustment, sampling.needs_filter
             self._choose(logits, inputs, adjusted=adjusted, filtered=filtered, masked=masked)
-        download = self._downloads[self._next_download]
-        self._next_download = (self._next_download + 1) % len(self._downloads)
+        download = self._next()
         download.start(self._chosen[: batch.num_sampled])
         if rows is not None and raw_logits is not None:
             self._submit_logprobs(download, raw_logits, rows, wants_logprobs, shape, sampling)
             if named is not None and staged is not None:
                 download.fetch_named(self._named_logprobs.launch(raw_logits, staged), named)
         download.finish()
+        return download
+
+    def download(self, chosen: Tensor) -> ResultDownload:
+        """Submit the download of token ids [S] that were sampled elsewhere."""
+        download = self._next()
+        download.start(chosen)
+        download.finish()
+        return download
+
+    def _next(self) -> ResultDownload:
+        download = self._downloads[self._next_download]
+        self._next_download = (self._next_download + 1) % len(self._downloads)
         return download
 
     def _choose(

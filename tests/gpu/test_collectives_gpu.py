@@ -218,6 +218,17 @@ def test_columns_are_gathered_and_tokens_told(ranks: Ranks) -> None:
     assert all(np.array_equal(tokens, np.arange(700)) for _, tokens in found)
 
 
+def test_the_largest_of_all_ranks(ranks: Ranks) -> None:
+    parts = [np.random.default_rng(seed).integers(0, 2**64, 700, np.uint64) for seed in range(len(ranks.devices))]
+
+    def call(collectives: Collectives, device: Device) -> Array:
+        x = from_numpy(parts[collectives.index], device)
+        collectives.all_reduce_max(x)
+        return np.array(x.numpy())
+
+    assert all(np.array_equal(found, np.maximum.reduce(parts)) for found in ranks(call))
+
+
 def test_ids_are_rows_of_a_part(ranks: Ranks) -> None:
     ids, sampled = np.array([0, 7, 12, -1, -3, 40], np.int32), np.array([9, 1, 30], np.int32)
 

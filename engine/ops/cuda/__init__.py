@@ -26,6 +26,7 @@ from tessera.engine.ops.cuda.norm import NormOps
 from tessera.engine.ops.cuda.random import RandomOps
 from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.sampling import SamplingOps
+from tessera.engine.ops.cuda.slices import SliceOps
 from tessera.engine.ops.cuda.softmax import SoftmaxOps
 from tessera.engine.ops.cuda.types import E4M3, cuda_type
 from tessera.engine.ops.interface import RareOp
@@ -41,6 +42,7 @@ class CudaOps(
     SoftmaxOps,
     RandomOps,
     SamplingOps,
+    SliceOps,
     EncoderOps,
 ):
     """All operations on one CUDA device; see `tessera.engine.ops.interface.Ops`."""

@@ -48,6 +48,7 @@ class Meeting(IntEnum):
     GATHER_COLUMNS = 2
     BROADCAST = 3
     ALL_REDUCE_NORM = 4
+    ALL_REDUCE_MAX = 5
 
 
 class Board(IntEnum):
@@ -121,6 +122,15 @@ class BroadcastParams(NamedTuple):
     patience: Uint64
 
 
+class AllReduceMaxParams(NamedTuple):
+    x: Annotated[Pointer, "unsigned long long*"]
+    boxes: Boxes
+    size: Int32
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
 class OwnIdsParams(NamedTuple):
     ids: InInt
     sampled: InInt
@@ -145,8 +155,9 @@ ALL_REDUCE_NORM = KernelSpec(
 )
 GATHER_COLUMNS = KernelSpec("collectives/exchange.cu", "gather_columns_kernel", (), GatherColumnsParams, on_demand=True)
 BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), BroadcastParams, on_demand=True)
+ALL_REDUCE_MAX = KernelSpec("collectives/exchange.cu", "all_reduce_max_kernel", (), AllReduceMaxParams, on_demand=True)
 OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
-SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, ALL_REDUCE_NORM, GATHER_COLUMNS, BROADCAST, OWN_IDS)
+SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, ALL_REDUCE_NORM, GATHER_COLUMNS, BROADCAST, ALL_REDUCE_MAX, OWN_IDS)
 declare_header(
     "peers",
     __name__,
@@ -167,7 +178,7 @@ declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsPa
 declare_header(
     "all_reduce_norm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
 )
-declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, OwnIdsParams))
+declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, AllReduceMaxParams, OwnIdsParams))
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -175,7 +186,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
     found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
     found += [(ALL_REDUCE_NORM, (dtype, boxed)) for dtype in dtypes for boxed in ("false", "true")]
-    return [*found, (GATHER_COLUMNS, ()), (BROADCAST, ()), (OWN_IDS, ())]
+    return [*found, (GATHER_COLUMNS, ()), (BROADCAST, ()), (ALL_REDUCE_MAX, ()), (OWN_IDS, ())]
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:

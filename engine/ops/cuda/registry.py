@@ -18,6 +18,7 @@ from tessera.engine.ops.cuda import (
     norm,
     random,
     sampling,
+    slices,
     softmax,
 )
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
@@ -45,6 +46,7 @@ GROUPS = (
     softmax,
     random,
     sampling,
+    slices,
     encoder,
     collectives,
     expert_routing,
