@@ -20,7 +20,7 @@ from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import RankError
-from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult, TokenMask
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.ops.make import make_ops
@@ -139,6 +139,9 @@ class RunningRanks:
 
     def result(self) -> StepResult:
         return self.first.result()
+
+    def drafts(self) -> Int32Array:
+        return self.first.drafts()
 
 
 def make_cpu_runner(

@@ -32,6 +32,7 @@ from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
+from tessera.engine.speculation.draft_keys import DraftLimits
 from tests.simulation.invariants import check_core
 from tests.support.fake_runner import FakeRunner
 
@@ -220,8 +221,12 @@ class SimulatedEngine:
         tiers = None
         if world.tiers is not None or world.config.speculation != "off":
             runner = RememberingRunner(world.num_blocks, world.config.block_size, asynchronous=world.asynchronous)
+            runner.num_slots = world.config.max_num_seqs
             if world.tiers is not None:
                 tiers = world.tiers.make(history.rng, runner, self._loop.time)
+        limits = None
+        if world.config.speculative_method == "draft_model":
+            limits = DraftLimits(world.max_model_len)
         self.core = EngineCore(
             world.config,
             runner,
@@ -231,6 +236,7 @@ class SimulatedEngine:
             eos_token_ids=(EOS,),
             clock=self._loop.time,
             tiers=tiers,
+            draft_limits=limits,
         )
         sleeper = SimulatedSleeper(history, self.core, runner)
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"", sleeper=sleeper)
