@@ -149,7 +149,7 @@ class StepBatch:
     # rows come in this order, and each sequence has at most one in each of these rounds.
     rounds: tuple[int, ...] = ()
     # The draft model's steps before this one: each gives every sequence that it samples one draft token, and reads the
-    # newest draft token of slot s as -1 - s. The step itself reads token i of slot s's draft as `draft_reference(i, s)`.
+    # newest draft token of slot s as -1 - s. The step itself reads the draft of slot s by `draft_reference`.
     drafting: tuple[StepBatch, ...] = ()
 
     @property

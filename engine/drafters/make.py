@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,7 @@ def _check_pair(folder: Path, model: ModelConfig, draft_folder: Path, draft: Mod
     if size > served_size:
         raise ConfigError(f"{name} has {size} parameters, more than the served model with {served_size}")
     served = _vocabulary(folder)
-    for token, token_id in _vocabulary(draft_folder).items():
+    for token, token_id in sorted(_vocabulary(draft_folder).items(), key=itemgetter(1)):
         if served.get(token, token_id) != token_id:
             raise ConfigError(
                 f"{name} has another vocabulary than the served model: {token!r} is its token {token_id}, and token "

@@ -185,7 +185,8 @@ class ModelRunner:
             shared=ranks is not None,
             whole_vocab=model.vocab_size if ranks is not None and self._samples else None,
         )
-        num_drafts = config.speculation_settings.num_tokens if self.drafter is not None else 0
+        speculation = config.speculation_settings
+        num_drafts = speculation.num_tokens if self.drafter is not None and speculation is not None else 0
         self._chosen_ids = zeros(((1 + num_drafts) * rows,), int32, device)  # what was sampled last, then drafts
         self._newest = self._chosen_ids[:rows]
         self._sampler = None

@@ -9,7 +9,6 @@ from tessera.engine.contract.messages import TokenIds
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.speculation.acceptance import Acceptance
 
-
 GRAMMAR = "grammar"
 
 

@@ -63,7 +63,7 @@ class Speculator:
     def __init__(self, settings: Speculation, model: ModelDrafts | None = None) -> None:
         """`model`: of the settings' method, where that is a model's."""
         self.settings = settings
-        self.by_source = {settings.method: DraftCounts()}
+        self.by_source: dict[str, DraftCounts] = {settings.method: DraftCounts()}
         self._model = model
         self.costs = StepCosts()
         self.num_accepted_by_position = [0] * settings.num_tokens

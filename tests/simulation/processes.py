@@ -7,7 +7,6 @@ import errno
 import os
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
 from tessera.engine.speculation.draft_keys import DraftLimits
 from tests.simulation.invariants import check_core
-from tests.support.fake_runner import FakeRunner
+from tests.support.fake_runner import Done, FakeRunner
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -56,14 +55,6 @@ def extend(state: int, token_ids: Iterable[int]) -> int:
 def token_after(state: int) -> int:
     """What the model says after a context; -1 for logits that are not finite."""
     return -1 if state % 401 == 7 else state % VOCAB_SIZE
-
-
-@dataclass
-class Done:
-    outcome: StepResult
-
-    def result(self) -> StepResult:
-        return self.outcome
 
 
 class HashingRunner:
