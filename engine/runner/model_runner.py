@@ -223,6 +223,9 @@ class ModelRunner:
     def capture(self) -> None:
         """Warm up, and capture CUDA graphs on a CUDA device."""
         device = self.device
+        if self._ranks is not None:
+            # What maps or frees memory may wait for other devices' kernels, and those wait for this rank's.
+            self._ranks.wait_for_all()
         if isinstance(device, CpuDevice):
             return
         self.warm_up()

@@ -87,7 +87,7 @@ def test_in_one_order_of_sums_a_draft_model_changes_no_bit(
     assert everything(told) == everything(expected)
     assert num_drafted(told) > len(asked) * 3
     if draft == model:
-        assert num_accepted(told) > num_drafted(told) / 2, "the same model, with the same weights"
+        assert num_accepted(told) > num_drafted(told) / 3, "it says what the model says, but for penalties and masks"
 
 
 @pytest.mark.parametrize("model", ["small", "qwen3-0.6b"])
