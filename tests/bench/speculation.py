@@ -5,8 +5,8 @@
 
 `held` has random weights, and holds acceptance at --acceptance for each draft token, whatever is sampled: look-up runs,
 its drafts are replaced, and of each as many tokens count as a generator says. With --method draft_model a model of
-Qwen3-0.6B's shape computes drafts. The time of a step with a draft against one without is there too. `texts` is a real model (the built-in one) that copies, reverses a list and fills JSON, with
-real acceptance. Each line is JSON.
+Qwen3-0.6B's shape computes drafts. The time of a step with a draft against one without is there too. `texts` is a real
+model (the built-in one) that copies, reverses a list and fills JSON, with real acceptance. Each line is JSON.
 """
 
 from __future__ import annotations
