@@ -20,6 +20,7 @@ from tessera.engine.ops.cuda import (
     sampling,
     slices,
     softmax,
+    training,
 )
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
@@ -55,6 +56,7 @@ GROUPS = (
     expert_decode,
     expert_blocks,
     sm90_experts,
+    training,
 )
 ENCODER_GROUPS = (
     linear,
