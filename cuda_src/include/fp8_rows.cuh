@@ -13,8 +13,8 @@ template <typename T>
 __device__ __forceinline__ float largest_of_vector(const uint4& raw) {
   using Pair = typename pair_of<T>::type;
   const auto magnitudes = [](const unsigned& word) { return __habs2(reinterpret_cast<const Pair&>(word)); };
-  const Pair largest = __hmax2(__hmax2(magnitudes(raw.x), magnitudes(raw.y)),
-                               __hmax2(magnitudes(raw.z), magnitudes(raw.w)));
+  const Pair largest =
+      __hmax2(__hmax2(magnitudes(raw.x), magnitudes(raw.y)), __hmax2(magnitudes(raw.z), magnitudes(raw.w)));
   return fmaxf(fmaxf(to_float(largest.x), to_float(largest.y)), 0.0f);
 }
 

@@ -71,7 +71,8 @@ __global__ void __launch_bounds__(MAX_THREADS, NORM ? 1 : 3) fp8_quantize_kernel
       }
       if (i % GROUP == 0 && i < hidden) scales[static_cast<long long>(i / GROUP) * gridDim.x + row] = scale;
     }
-    if (i < hidden) *reinterpret_cast<uint2*>(target + i) = e4m3_codes<T>(raw, scale, inverse, static_scale > 0.0f);
+    if (i < hidden)
+      *reinterpret_cast<uint2*>(target + i) = e4m3_codes<T>(raw, scale, inverse, static_scale > 0.0f);
   };
 
   uint4 kept[ROW_CHUNKS];

@@ -190,9 +190,10 @@ __global__ void __launch_bounds__(384, 1) sm90_fp8_matmul_kernel(SM90_FP8_MATMUL
   static_assert(!BLOCKS || SCALE_BLOCK % WARPGROUP_N == 0, "a warp group's columns lie in one block");
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const auto multiply = [&](const RingBlock<V>& block) {
-    multiply_fp8_tiles<V, STEPS_A_SUM, BLOCKS>(block.work, shared_memory, block.full, block.empty, block.received, stages,
-                                  block.split, splits, num_rows, out_features, in_features, x_scales,
-                                  weight_scales, bias, out, out_stride, accumulate, silu_mul);
+    multiply_fp8_tiles<V, STEPS_A_SUM, BLOCKS>(block.work, shared_memory, block.full, block.empty,
+                                               block.received, stages, block.split, splits, num_rows,
+                                               out_features, in_features, x_scales, weight_scales, bias, out,
+                                               out_stride, accumulate, silu_mul);
   };
   run_block<V>(shared_memory, x_map, x_tail_map, weight_map, ceil_div(in_features, STEP), num_rows,
                out_features, splits, tiles_m_in_l2, stages, silu_mul, multiply);

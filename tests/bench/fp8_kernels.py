@@ -33,7 +33,12 @@ QUANTISED = ((8192, 4096, False), (8192, 4096, True), (8192, 14336, False), (16,
 FEW_ROWS = (1, 4, 16)
 LONG_ROWS = (64, 1024, 8192)
 BRIEF_ROWS = (1, 16, 64, 512, 8192)
-NARROW = {1: ((2, 4), (4, 3)), 8: ((1, 6), (2, 4), (4, 2)), 16: ((1, 4), (2, 3), (4, 2))}  # units and stages
+DecodeSizes = dict[int, tuple[tuple[int, int, bool], ...]]
+DECODE_SIZES: dict[str, DecodeSizes] = {  # beside those that are chosen
+    "narrow": {1: ((4, 3, False),), 8: ((4, 2, False),), 16: ((4, 2, False),)},
+    "narrow, x kept": {1: ((6, 2, False),), 8: ((4, 2, True), (4, 2, False)), 16: ((4, 2, True), (4, 2, False))},
+    "through the ring": {1: ((2, 4, False),), 8: ((4, 2, False), (6, 2, False)), 16: ((4, 2, False), (8, 2, False))},
+}
 SCHEMES = {"rows": Fp8Format(), "blocks": Fp8Format(block=(128, 128))}
 
 
@@ -118,7 +123,7 @@ def measure_shape(
 
 
 @contextmanager
-def decode_sizes(ops: CudaOps, sizes: dict[int, tuple[tuple[int, int], ...]]) -> Iterator[None]:
+def decode_sizes(ops: CudaOps, sizes: DecodeSizes) -> Iterator[None]:
     """The decode kernel in these sizes alone."""
     usual = decode.SIZES
     try:
@@ -155,8 +160,8 @@ def measure_choices(ops: CudaOps) -> None:
             calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
             cells = []
             for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, logits=False):
-                with decode_sizes(ops, {tile.tokens: ((tile.units, tile.stages),)}):
-                    cells.append(f"{tile.units}/{tile.stages} {measure(device, calls):.1f}")
+                with decode_sizes(ops, {tile.tokens: ((tile.units, tile.stages, tile.keeps_x),)}):
+                    cells.append(f"{tile.units}/{tile.stages}{' kept' * tile.keeps_x} {measure(device, calls):.1f}")
             print(f"decode {m} x {k} x {n}, with quantising, by units/stages: {'  '.join(cells)}", flush=True)
         for m in LONG_ROWS:
             x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
@@ -219,12 +224,12 @@ def measure_layers(ops: CudaOps, scheme: str) -> None:
             ]
             floor = elements / READ_GB_S / 1e3
             cells = []
-            for name, sizes in {"": decode.SIZES, "narrow ": NARROW}.items():
-                if name and m > decode.MAX_ROWS:
+            for name, sizes in {"chosen": decode.SIZES, **DECODE_SIZES}.items():
+                if name != "chosen" and (m > decode.MAX_ROWS or scheme != "rows"):
                     continue
                 with decode_sizes(ops, sizes):
                     us = measure(device, chain) * 4
-                cells.append(f"{name}{us:.1f} us {floor / us:.0%}")
+                cells.append(f"{name} {us:.1f} us {floor / us:.0%}")
             print(f"{model} layer's products, {scheme}, {m} rows: {', '.join(cells)}", flush=True)
 
 
@@ -234,9 +239,7 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="every plan of wgmma as well")
     parser.add_argument("--no-reference", action="store_true", help="do not time cuBLAS beside")
     parser.add_argument("--layers", action="store_true", help="only the products of whole layers")
-    parser.add_argument(
-        "--brief", action="store_true", help="few shapes and rows, and what the kernels leave to choose"
-    )
+    parser.add_argument("--brief", action="store_true", help="few shapes and rows, and what there is to choose")
     options = parser.parse_args()
     ops = CudaOps(CudaDevice(0))
     reference = None

@@ -131,12 +131,12 @@ SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS)  # of which there are hundreds
 OF_FP8 = {
     "89": {
         "fp8_quantize_kernel": {"false true"},
-        "fp8_decode_kernel": {"8 4 2 true"},
+        "fp8_decode_kernel": {"8 4 2 false true"},
         "fp8_matmul_kernel": {"64 128 false"},
     },
     "90a": {
         "fp8_quantize_kernel": {"true false"},
-        "fp8_decode_kernel": {"1 6 2 true", "16 8 2 false"},
+        "fp8_decode_kernel": {"1 6 2 false true", "16 8 2 true false"},
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 2 false", "2 128 1 1 true", "1 32 1 2 false"},
         "fp8_dequantize_kernel": {""},

@@ -68,7 +68,7 @@ TILES = (Tile(2, 192), Tile(2, 160), Tile(2, 128), Tile(2, 96), Tile(2, 64), Til
 GROUP_TILES = (Tile(2, 128), Tile(2, 64), Tile(1, 64), Tile(1, 32))
 LOGITS_TILES = (Tile(2, 128), Tile(1, 64))
 STEP_US = {(2, 160): 0.43}  # of tiles that 16-bit products have not; the others take as long as those
-STEPS_A_SUM = 2  # of 128 of k, that the tensor cores add up where scales are of rows
+STEPS_A_SUM = 2  # of 128 of k, that the tensor cores add up where scales are of rows; errors: docs/kernels/fp8.md
 MIN_ROWS = 17  # fewer are bound by reading the weight
 
 
