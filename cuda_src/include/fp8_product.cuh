@@ -11,35 +11,9 @@ constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row,
 constexpr int CODE_VECTORS = STEP_ELEMENTS / 16;      // of 16 bytes of e4m3, a step
 static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 
-// Constants of a variant. Rows of x stay in shared memory, or travel through the ring with the weights.
-template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES, bool KEEPS_X>
-struct Fp8Variant : Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, HALVES> {
-  static constexpr bool IS_ROW = MAX_TOKENS == 1;  // one that the block quantises
-  static constexpr bool RESIDENT = IS_ROW || KEEPS_X;
-  static constexpr int GROUPS = ceil_div(MAX_TOKENS, 8);
-  static constexpr int X_LOADS = HALVES * GROUPS;  // of a lane, a step
-  static constexpr int LOADS = HALVES * UNITS_A_TILE + (RESIDENT ? 0 : X_LOADS);
-  static constexpr int PARTIAL_PAIRS =
-      IS_ROW ? UNIT / 2 : GROUPS * WARP_SIZE;  // of sums, of a warp in a unit
-};
-
-// Rows of x that stay: kept [steps][X_LOADS][THREADS], each lane's own. Starts the copies, as one group.
+// Of what the warps share, pairs of sums in each unit.
 template <typename V>
-__device__ __forceinline__ void keep_rows(uint4* kept, const unsigned char* values, int steps, int num_rows,
-                                          int in_features) {
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int k = 2 * WarpSteps<V>::lane_k(step);
-#pragma unroll
-    for (int i = 0; i < V::X_LOADS; ++i) {
-      const int row = i / HALVES * 8 + row_of_lane(), column = k + i % HALVES * (2 * HALF_K);
-      const bool valid = row < num_rows && column < in_features;
-      copy_async_16(kept + (step * V::X_LOADS + i) * THREADS + threadIdx.x,
-                    values + (valid ? static_cast<long long>(row) * in_features + column : 0), valid);
-    }
-  }
-  copy_async_commit();
-}
+constexpr int PARTIAL_PAIRS = V::RESIDENT ? UNIT / 2 : V::GROUPS * WARP_SIZE;
 
 // The one row of a product as e4m3: the norm, the scales and the codes. A warp has the elements of its own
 // steps, as vectors of eight one step after another; each lane keeps to its own vectors.
@@ -215,7 +189,7 @@ class Fp8Consumer {
         num_blocks_(ceil_div(in_features, STEP_ELEMENTS)) {
 #pragma unroll
     for (int i = 0; i < LANE_TOKENS; ++i) {
-      of_tokens_[i] = V::IS_ROW ? row_scale : BLOCKS ? 1.0f : scale_of_token(i, 0);
+      of_tokens_[i] = V::RESIDENT ? row_scale : BLOCKS ? 1.0f : scale_of_token(i, 0);
     }
   }
 
@@ -237,14 +211,13 @@ class Fp8Consumer {
     if constexpr (BLOCKS) load_scales(0);
   }
 
-  // Add one step's products from the ring's next stage; `y` are the codes of the row or the rows that are
-  // kept.
+  // Add one step's products from the ring's next stage; `y` are the codes of the row that is RESIDENT.
   __device__ __forceinline__ void take_step(const uint4* ring, const uint4* y, int step) {
     float products[PAIRS][V::GROUPS][4] = {};
     float of_x[LANE_TOKENS], of_weight[V::UNITS];
     if constexpr (BLOCKS) {
 #pragma unroll
-      for (int i = 0; i < LANE_TOKENS; ++i) of_x[i] = V::IS_ROW ? step_scales_[step] : next_of_x_[i];
+      for (int i = 0; i < LANE_TOKENS; ++i) of_x[i] = V::RESIDENT ? step_scales_[step] : next_of_x_[i];
 #pragma unroll
       for (int u = 0; u < V::UNITS; ++u) of_weight[u] = of_rows_[u];
       load_scales(step + 1);
@@ -256,14 +229,8 @@ class Fp8Consumer {
       unsigned tokens[V::GROUPS][WORDS], weights[2 * PAIRS][WORDS] = {};
 #pragma unroll
       for (int i = 0; i < V::GROUPS; ++i) {
-        const int load = i * V::HALVES + half;
-        if constexpr (V::IS_ROW) {
-          copy(tokens[i], y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]);
-        } else if constexpr (V::RESIDENT) {
-          copy(tokens[i], y[(step * V::X_LOADS + load) * THREADS + threadIdx.x]);
-        } else {
-          copy(tokens[i], stage[(V::UNITS * V::HALVES + load) * THREADS]);
-        }
+        copy(tokens[i], V::RESIDENT ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
+                                    : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
       }
 #pragma unroll
       for (int u = 0; u < V::UNITS; ++u) copy(weights[u], stage[(u * V::HALVES + half) * THREADS]);
@@ -301,7 +268,7 @@ class Fp8Consumer {
   }
   __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
 
-  // partial [WARPS][UNITS][GROUPS][8 tokens][UNIT rows], or [WARPS][UNITS][UNIT rows] of the one row: sums
+  // partial [WARPS][UNITS][GROUPS][8 tokens][UNIT rows], or [WARPS][UNITS][UNIT rows] where RESIDENT: sums
   // with their scales.
   __device__ __forceinline__ void share_sums(float* partial) const {
     const int lane = lane_of_thread() % 4;
@@ -312,7 +279,7 @@ class Fp8Consumer {
 #pragma unroll
       for (int i = 0; i < LANE_TOKENS; ++i) {
         const float sum = sums_[u / 2][i / 2][u % 2 * 2 + i % 2] * (of_tokens_[i] * of_row);
-        if constexpr (V::IS_ROW) {  // all columns of the product are the one row's
+        if constexpr (V::RESIDENT) {  // all columns of the product are the one row's
           if (i == 0 && lane == u % 4) partial[unit * UNIT + row_of_lane()] = sum;
         } else {
           const int token = lane * 2 + i % 2;
@@ -342,7 +309,7 @@ class Fp8Consumer {
   // Of the 128 elements of a step, a step ahead.
   __device__ __forceinline__ void load_scales(int step) {
     const int block = min(step * WARPS + warp_of_thread(), num_blocks_ - 1);
-    if constexpr (!V::IS_ROW) {
+    if constexpr (!V::RESIDENT) {
 #pragma unroll
       for (int i = 0; i < LANE_TOKENS; ++i) next_of_x_[i] = scale_of_token(i, block);
     }
@@ -360,12 +327,12 @@ class Fp8Consumer {
   float sums_[PAIRS][V::GROUPS][4];
   float of_tokens_[LANE_TOKENS];  // without BLOCKS
   float of_rows_[V::UNITS];       // of this lane's row of each unit or, with BLOCKS, of the next step's block
-  float next_of_x_[LANE_TOKENS];  // with BLOCKS, of several rows
+  float next_of_x_[LANE_TOKENS];  // with BLOCKS, where not RESIDENT
   int blocks_[V::UNITS];  // with BLOCKS: where the scales of a unit's rows begin, -1 where it has none
   int slot_ = 0;
 };
 
-// Epilogue of the one row: a thread has a column of a tile.
+// Epilogue of the row that is RESIDENT: a thread has a column of a tile.
 template <typename V>
 class RowEpilogue {
   using T = typename V::T;
@@ -418,7 +385,7 @@ class RowEpilogue {
   float before_ = 0.0f, offset_ = 0.0f;
 };
 
-template <typename V, bool IS_ROW = V::IS_ROW>
+template <typename V, bool RESIDENT = V::RESIDENT>
 struct fp8_epilogue {
   using type = DecodeEpilogue<V>;
 };

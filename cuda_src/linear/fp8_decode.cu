@@ -5,11 +5,12 @@
 #include "generated/fp8_decode.cuh"
 
 // A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
-// Between the products of several rows one quantises, and has room beside both.
-template <int TOKENS, int UNITS, bool BLOCKS>
-constexpr int MIN_BLOCKS = TOKENS == 16 && UNITS > 4            ? 1
-                           : TOKENS == 1 || BLOCKS || UNITS > 4 ? 2
-                                                                : 3;
+// Between the products of several rows one quantises, and must have room beside both: else blocks of the next
+// one meet on other multiprocessors and take twice as long. With BLOCKS registers do not suffice for that.
+template <int TOKENS, bool BLOCKS>
+constexpr int MIN_BLOCKS = TOKENS == 1 ? 2
+                           : BLOCKS    ? 1
+                                       : 3;
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], times the scales, + bias[n], + out[m, n] if `accumulate`;
 // if `gated`, g / (1 + exp(-g)) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that. Scales
@@ -28,10 +29,10 @@ constexpr int MIN_BLOCKS = TOKENS == 16 && UNITS > 4            ? 1
 // Block: 256 threads. Shared memory: `Fp8DecodeTile.shared_bytes` in engine/ops/cuda/fp8/decode.py.
 // Unit of work: as of `matmul_decode_kernel`; a warp's step is 128 of k, and 16 bytes of a row are what lane
 // t has as elements 2t, 2t+1, 2t+8, 2t+9 of four instructions.
-template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool KEEPS_X, bool BLOCKS>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
+template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool BLOCKS>
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, BLOCKS>)
     fp8_decode_kernel(FP8_DECODE_PARAMS(T, Out)) {
-  using V = Fp8Variant<T, Out, TOKENS, UNITS, STAGES, KEEPS_X>;
+  using V = Variant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float sums_of_squares[WARPS], maxima[WARPS];
   const int pairs = in_features / 2;
@@ -39,9 +40,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
   const WarpSteps<V> steps(pairs);
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * V::LOADS * THREADS);
-  uint4* const rows = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::PARTIAL_PAIRS);
-  const int warp_vectors = steps.count * CODE_VECTORS;
-  uint4* const y = V::IS_ROW ? rows + warp_of_thread() * warp_vectors : rows;
+  uint4* const rows = reinterpret_cast<uint4*>(partial + WARPS * UNITS * PARTIAL_PAIRS<V>);
+  const int warp_vectors = V::RESIDENT ? steps.count * CODE_VECTORS : 0;
+  uint4* const y = rows + warp_of_thread() * warp_vectors;
   float* const step_scales =
       reinterpret_cast<float*>(rows + WARPS * warp_vectors) + warp_of_thread() * steps.count;
 
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
                              reinterpret_cast<const T*>(weight), num_rows, pairs, gated);
   producer.fill_weights();
   float row_scale = 1.0f;
-  if constexpr (V::IS_ROW) {
+  if constexpr (V::RESIDENT) {
     RowQuantizer<T, BLOCKS> quantizer(norm, reinterpret_cast<uint2*>(y), step_scales, sums_of_squares, maxima,
                                       steps.count, in_features, eps, static_scale);
     quantizer.load_gains();
@@ -60,12 +61,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
   } else {
     let_next_kernel_start();
     wait_for_earlier_kernels();
-    if constexpr (V::RESIDENT) {
-      keep_rows<V>(y, values, steps.count, num_rows, in_features);
-      copy_async_wait<0>();
-    } else {
-      producer.fill_x();
-    }
+    producer.fill_x();
   }
 
   Fp8Consumer<V, BLOCKS> consumer(units, x_scales, weight_scales, step_scales, row_scale, num_rows,

@@ -1,5 +1,5 @@
 // Matrix product of e4m3 rows by an e4m3 weight on sm_90a: the ring and the epilogue of sm90_matmul.cuh,
-// whose 2-byte elements are pairs of e4m3 here, and sums that leave the tensor cores early.
+// whose 2-byte elements are pairs of e4m3 here, and sums that leave the tensor cores every 128 of k.
 
 #include "generated/sm90_fp8_matmul.cuh"
 #include "ptx/sm90_fp8.cuh"
@@ -36,7 +36,7 @@ struct TileScales {
 };
 
 // A warp group that multiplies: the tiles of `work` one after another, from the ring to their places.
-template <typename V, int STEPS_A_SUM, bool BLOCKS>
+template <typename V, bool BLOCKS>
 __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work, unsigned char* shared_memory,
                                                    Barrier* full, Barrier* empty, Barrier* received,
                                                    int stages, int split, int splits, int num_rows,
@@ -83,7 +83,9 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
                                           out_features,
                                           lane};
 
-    float sums[SUMS] = {};
+    // With BLOCKS the scales of a step come before its products where tiles are small, else while those of
+    // the step before run.
+    constexpr bool COME_EARLY = BLOCKS && WARPGROUPS_M == 2;
     float next_of_rows[2], next_of_blocks[2];
     const auto load_scales = [&](int step) {
 #pragma unroll
@@ -92,42 +94,34 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
         next_of_blocks[i] = scales.of_block(i, work.first_step + step);
       }
     };
-    if constexpr (BLOCKS) load_scales(0);
+    if constexpr (COME_EARLY) load_scales(0);
+    float sums[SUMS] = {};
 #pragma unroll 1
-    for (int first = 0; first < work.num_steps; first += STEPS_A_SUM) {
-      const int end = min(first + STEPS_A_SUM, work.num_steps);
-      float parts[SUMS], of_sums[2][2];
-      int previous = 0;
-#pragma unroll 1
-      for (int step = first; step < end; ++step) {
-        barrier_wait(&full[at.stage], at.parity);
-        const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
-        wgmma_fence();
+    for (int step = 0; step < work.num_steps; ++step) {
+      if constexpr (BLOCKS && !COME_EARLY) load_scales(step);
+      float parts[SUMS], of_parts[2][2];
+      barrier_wait(&full[at.stage], at.parity);
+      const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
+      wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
-          wgmma_e4m3<WARPGROUP_N>(parts, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
-                                  weight_descriptor + offset + k * DESCRIPTOR_STEP_K, step > first || k > 0);
-        }
-        wgmma_commit();
-        if constexpr (STEPS_A_SUM > 1) {
-          wgmma_wait<1>();
-          if (step > first) release_stage<SHARING>(&empty[previous], lane);
-        }
-        previous = at.stage;
-        at.advance(stages);
+      for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
+        wgmma_e4m3<WARPGROUP_N>(parts, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
+                                weight_descriptor + offset + k * DESCRIPTOR_STEP_K, k > 0);
       }
-      if constexpr (BLOCKS) {  // what was loaded a step ago, and the next while the products run
+      wgmma_commit();
+      if constexpr (BLOCKS) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) of_sums[i / 2][i % 2] = next_of_rows[i / 2] * next_of_blocks[i % 2];
-        load_scales(min(end, work.num_steps - 1));
+        for (int i = 0; i < 4; ++i) of_parts[i / 2][i % 2] = next_of_rows[i / 2] * next_of_blocks[i % 2];
       }
+      if constexpr (COME_EARLY) load_scales(min(step + 1, work.num_steps - 1));
       wgmma_wait<0>();
       hold_registers(parts);
-      release_stage<SHARING>(&empty[previous], lane);
+      release_stage<SHARING>(&empty[at.stage], lane);
+      at.advance(stages);
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) {
         if constexpr (BLOCKS) {
-          sums[i] = fmaf(parts[i], of_sums[i / 2 % 2][i / (SUMS / 2)], sums[i]);
+          sums[i] = fmaf(parts[i], of_parts[i / 2 % 2][i / (SUMS / 2)], sums[i]);
         } else {
           sums[i] += parts[i];
         }
@@ -171,7 +165,7 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
 // out[m, n] = sum over k of x[m, k] * weight[n, k], times x_scales[m] * weight_scales[n], or with BLOCKS each
 // product times x_scales[k / 128, m] * weight_scales[n / 128, k / 128]; + bias[n], + out[m, n] if
 // `accumulate`; if `silu_mul`, out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I].
-// Sums of STEPS_A_SUM times 128 of k in the tensor cores, of those in float32, rounded once.
+// Sums of 128 of k in the tensor cores, of those in float32, rounded once.
 //   in:  maps as of `sm90_matmul_kernel`, of x [num_rows, in_features] and weight [out_features, in_features]
 //        e4m3 as matrices of 2-byte elements; x_scales [1 or ceil(in_features / 128), num_rows] float;
 //        weight_scales [out_features] or [ceil(out_features / 128), ceil(in_features / 128)] float; bias
@@ -182,18 +176,15 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
 // BLOCKS, WARPGROUP_N divides 128 and, if `silu_mul`, half of it divides I.
 // Grid: as of `sm90_matmul_kernel`. Block: 384 threads. Shared memory: as there, a stage having 128 of k.
 // Unit of work: one block a tile at a time, one warp group 64 rows by WARPGROUP_N columns of it.
-template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING, int STEPS_A_SUM,
-          bool BLOCKS>
+template <typename T, typename Out, int WARPGROUPS_M, int WARPGROUP_N, int SHARING, bool BLOCKS>
 __global__ void __launch_bounds__(384, 1) sm90_fp8_matmul_kernel(SM90_FP8_MATMUL_PARAMS(T, Out)) {
   using V = Variant<T, Out, WARPGROUPS_M, WARPGROUP_N, SHARING>;
-  static_assert(!BLOCKS || STEPS_A_SUM == 1, "a step has scales of its own");
   static_assert(!BLOCKS || SCALE_BLOCK % WARPGROUP_N == 0, "a warp group's columns lie in one block");
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const auto multiply = [&](const RingBlock<V>& block) {
-    multiply_fp8_tiles<V, STEPS_A_SUM, BLOCKS>(block.work, shared_memory, block.full, block.empty,
-                                               block.received, stages, block.split, splits, num_rows,
-                                               out_features, in_features, x_scales, weight_scales, bias, out,
-                                               out_stride, accumulate, silu_mul);
+    multiply_fp8_tiles<V, BLOCKS>(block.work, shared_memory, block.full, block.empty, block.received, stages,
+                                  block.split, splits, num_rows, out_features, in_features, x_scales,
+                                  weight_scales, bias, out, out_stride, accumulate, silu_mul);
   };
   run_block<V>(shared_memory, x_map, x_tail_map, weight_map, ceil_div(in_features, STEP), num_rows,
                out_features, splits, tiles_m_in_l2, stages, silu_mul, multiply);

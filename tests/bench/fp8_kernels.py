@@ -31,14 +31,8 @@ ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LAYER_ROWS = (1, 4, 16, 64, 128, 256)
 QUANTISED = ((8192, 4096, False), (8192, 4096, True), (8192, 14336, False), (16, 4096, True))
 FEW_ROWS = (1, 4, 16)
-LONG_ROWS = (64, 1024, 8192)
+BRIEF_SHAPES = SHAPES[:4]
 BRIEF_ROWS = (1, 16, 64, 512, 8192)
-DecodeSizes = dict[int, tuple[tuple[int, int, bool], ...]]
-DECODE_SIZES: dict[str, DecodeSizes] = {  # beside those that are chosen
-    "narrow": {1: ((4, 3, False),), 8: ((4, 2, False),), 16: ((4, 2, False),)},
-    "narrow, x kept": {1: ((6, 2, False),), 8: ((4, 2, True), (4, 2, False)), 16: ((4, 2, True), (4, 2, False))},
-    "through the ring": {1: ((2, 4, False),), 8: ((4, 2, False), (6, 2, False)), 16: ((4, 2, False), (8, 2, False))},
-}
 SCHEMES = {"rows": Fp8Format(), "blocks": Fp8Format(block=(128, 128))}
 
 
@@ -123,11 +117,11 @@ def measure_shape(
 
 
 @contextmanager
-def decode_sizes(ops: CudaOps, sizes: DecodeSizes) -> Iterator[None]:
-    """The decode kernel in these sizes alone."""
+def only_size(ops: CudaOps, tile: decode.Fp8DecodeTile) -> Iterator[None]:
+    """The decode kernel in this size alone."""
     usual = decode.SIZES
     try:
-        decode.SIZES = sizes
+        decode.SIZES = {tile.tokens: ((tile.units, tile.stages),)}
         ops.fp8_kernels.restrict()
         yield
     finally:
@@ -147,31 +141,22 @@ def measure_quantising(ops: CudaOps) -> None:
         print(f"quantise {rows} x {k}{' after a norm' if normed else ''}: {', '.join(cells)}", flush=True)
 
 
-def measure_choices(ops: CudaOps) -> None:
-    """Every size of the decode kernel, and sums that stay in the tensor cores for longer, beside each other."""
+def measure_decode_sizes(ops: CudaOps) -> None:
+    """Every size of the decode kernel beside the others, with the quantising."""
     device, format = ops.device, SCHEMES["rows"]
-    for k, n in SHAPES[:4]:
+    for k, n in BRIEF_SHAPES:
         copies = max(1, min(CALLS, COLD_BYTES // (k * n)))
         codes = np.random.default_rng(0).integers(0x20, 0x50, k * n, dtype=np.uint8)
         weights = [random_weight(ops, format, n, k, codes) for _ in range(copies)]
-        ops.reserve_linear(weights, np.dtype(bfloat16), max(LONG_ROWS))
+        ops.reserve_linear(weights, np.dtype(bfloat16), max(FEW_ROWS))
         for m in FEW_ROWS:
             x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
             calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
             cells = []
-            for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, logits=False):
-                with decode_sizes(ops, {tile.tokens: ((tile.units, tile.stages, tile.keeps_x),)}):
-                    cells.append(f"{tile.units}/{tile.stages}{' kept' * tile.keeps_x} {measure(device, calls):.1f}")
+            for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, groups=False, logits=False):
+                with only_size(ops, tile):
+                    cells.append(f"{tile.units}/{tile.stages} {measure(device, calls):.1f}")
             print(f"decode {m} x {k} x {n}, with quantising, by units/stages: {'  '.join(cells)}", flush=True)
-        for m in LONG_ROWS:
-            x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
-            rows = quantized(device, x, None, 0.0, format, empty((scratch_bytes(m, k),), uint8, device))
-            cells, used = [], sm90.STEPS_A_SUM
-            for sm90.STEPS_A_SUM in (1, 2, 4):
-                us = measure(device, [partial(bare, ops, weights[i % copies], x, out, rows) for i in range(CALLS)])
-                cells.append(f"{128 * sm90.STEPS_A_SUM}: {us:.1f}")
-            sm90.STEPS_A_SUM = used
-            print(f"sums of k in the tensor cores, {m} x {k} x {n}: {'  '.join(cells)}", flush=True)
 
 
 def _all_plans(
@@ -222,15 +207,9 @@ def measure_layers(ops: CudaOps, scheme: str) -> None:
                     partial(ops.linear, activated, w_down, epilogue=add, out=stream),
                 )
             ]
-            floor = elements / READ_GB_S / 1e3
-            cells = []
-            for name, sizes in {"chosen": decode.SIZES, **DECODE_SIZES}.items():
-                if name != "chosen" and (m > decode.MAX_ROWS or scheme != "rows"):
-                    continue
-                with decode_sizes(ops, sizes):
-                    us = measure(device, chain) * 4
-                cells.append(f"{name} {us:.1f} us {floor / us:.0%}")
-            print(f"{model} layer's products, {scheme}, {m} rows: {', '.join(cells)}", flush=True)
+            us = measure(device, chain) * 4
+            rate = elements / us / 1e3 / READ_GB_S
+            print(f"{model} layer's products, {scheme}, {m} rows: {us:.1f} us {rate:.0%}", flush=True)
 
 
 def main() -> None:
@@ -239,7 +218,7 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="every plan of wgmma as well")
     parser.add_argument("--no-reference", action="store_true", help="do not time cuBLAS beside")
     parser.add_argument("--layers", action="store_true", help="only the products of whole layers")
-    parser.add_argument("--brief", action="store_true", help="few shapes and rows, and what there is to choose")
+    parser.add_argument("--brief", action="store_true", help="few shapes and rows, and the sizes of few rows' kernel")
     options = parser.parse_args()
     ops = CudaOps(CudaDevice(0))
     reference = None
@@ -250,11 +229,11 @@ def main() -> None:
             print("PyTorch is not installed: no figures of cuBLAS beside ours")
     if options.brief:
         measure_quantising(ops)
-        measure_choices(ops)
+        measure_decode_sizes(ops)
     for scheme in options.scheme or SCHEMES:
         measure_layers(ops, scheme)
         counts = BRIEF_ROWS if options.brief else ROWS
-        for k, n in () if options.layers else SHAPES[: 4 if options.brief else None]:
+        for k, n in () if options.layers else BRIEF_SHAPES if options.brief else SHAPES:
             measure_shape(ops, scheme, k, n, counts=counts, plans=options.plans, reference=reference)
 
 

@@ -131,14 +131,14 @@ SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS)  # of which there are hundreds
 OF_FP8 = {
     "89": {
         "fp8_quantize_kernel": {"false true"},
-        "fp8_decode_kernel": {"8 4 2 false true"},
+        "fp8_decode_kernel": {"8 4 3 true"},
         "fp8_matmul_kernel": {"64 128 false"},
     },
     "90a": {
         "fp8_quantize_kernel": {"true false"},
-        "fp8_decode_kernel": {"1 6 2 false true", "16 8 2 true false"},
+        "fp8_decode_kernel": {"1 4 3 true", "16 4 2 false"},
         "fp8_matmul_kernel": {"32 64 true"},
-        "sm90_fp8_matmul_kernel": {"2 192 2 2 false", "2 128 1 1 true", "1 32 1 2 false"},
+        "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},
         "paged_attention_kernel": {"false false", "true false", "false true"},

@@ -140,8 +140,7 @@ def test_products(
         cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=added)
         cuda_ops.linear(device_x, plain, prologue=prologue, out=normed)
     assert_close(out.numpy(), product + bias.astype(np.float64), dtype)
-    # A tensor core cuts 16 products of e4m3 to 13 bits below the largest: sums of 256 of random signs err by up to half
-    # of 2^-9 of a row's largest.
+    # A tensor core cuts 16 products of e4m3 to 13 bits below the largest: sums err by up to 2^-9 of a row's largest.
     assert_close(logits.numpy(), product, float16 if count > 16 else float32, floor=1 if count > 16 else 4)
     assert_close(added.numpy(), product + bias.astype(np.float64) + residual.astype(np.float64), dtype)
     after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)

@@ -45,7 +45,7 @@ class Fp8DecodeParams(NamedTuple):
 FP8_DECODE = KernelSpec(
     file="linear/fp8_decode.cu",
     name="fp8_decode_kernel",
-    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "KEEPS_X", "BLOCKS"),
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "BLOCKS"),
     params=Fp8DecodeParams,
     min_arch=89,
     overlaps=True,
@@ -64,39 +64,29 @@ MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared mem
 
 @dataclass(frozen=True)
 class Fp8DecodeTile:
-    """A variant of the kernel.
-
-    Attributes:
-        tokens: the most rows of x.
-        units: of 8 weight rows that a block takes at a time.
-        stages: of the ring of copies.
-        keeps_x: several rows of x stay in shared memory, for all that a block takes one after another.
-    """
+    """A variant of the kernel: the most rows, units of 8 weight rows at a time, stages of the ring."""
 
     tokens: int
     units: int
     stages: int
-    keeps_x: bool = False
 
     def template(self, dtype: str, out_dtype: str, *, groups: bool) -> tuple[str, ...]:
         numbers = (str(self.tokens), str(self.units), str(self.stages))
-        flags = ("true" if flag else "false" for flag in (self.keeps_x, groups))
-        return (dtype, out_dtype, *numbers, *flags)
+        return (dtype, out_dtype, *numbers, "true" if groups else "false")
 
     def steps(self, in_features: int) -> int:
         """That each warp takes."""
         return ceil_div(in_features, STEP * WARPS)
 
     def shared_bytes(self, in_features: int) -> int:
-        """Dynamic shared memory of a block."""
-        steps, one = self.steps(in_features), self.tokens == 1
-        x_loads = 0 if one else HALVES * ceil_div(self.tokens, 8)
-        loads = HALVES * self.units + (0 if self.keeps_x else x_loads)
+        """Dynamic shared memory of a block; the codes of a single row of x stay in it."""
+        groups = ceil_div(self.tokens, 8)
+        resident = self.tokens == 1
+        loads = HALVES * (self.units + (0 if resident else groups))
         ring = self.stages * loads * THREADS * LANE_BYTES
-        partial = WARPS * self.units * UNIT * (1 if one else ceil_div(self.tokens, 8) * 8) * float32.itemsize
-        row = steps * WARPS * (STEP + float32.itemsize)
-        kept = steps * x_loads * THREADS * LANE_BYTES
-        return ring + partial + (row if one else kept if self.keeps_x else 0)
+        partial = WARPS * self.units * UNIT * (1 if resident else groups * 8) * float32.itemsize
+        row = self.steps(in_features) * WARPS * (STEP + float32.itemsize)
+        return ring + partial + (row if resident else 0)
 
     def fits(self, in_features: int, limit: int) -> bool:
         """Whether a block has this much shared memory, beside a few sums of each warp."""
@@ -104,46 +94,28 @@ class Fp8DecodeTile:
         return self.shared_bytes(in_features) + beside <= limit
 
 
-# Units, stages and whether x stays, by tokens. A multiprocessor has room for two blocks of most products, and for one
-# that quantises.
-SIZES: dict[int, tuple[tuple[int, int, bool], ...]] = {
-    1: ((1, 6, False), (2, 4, False), (4, 2, False), (4, 3, False), (6, 2, False)),
-    8: ((1, 6, False), (2, 4, False), (4, 2, False), (6, 2, False), (4, 2, True), (6, 2, True)),
-    16: ((1, 4, False), (2, 3, False), (4, 2, False), (8, 2, False), (4, 2, True), (8, 2, True)),
-}
-LOGITS_SIZES = {
-    1: ((4, 2, False), (4, 3, False)),
-    8: ((4, 2, False), (6, 2, True)),
-    16: ((4, 2, False), (8, 2, True)),
-}
+# Units and stages by tokens. A multiprocessor has room for two blocks, and for one that quantises.
+SIZES = {1: ((2, 4), (4, 3)), 8: ((1, 6), (2, 4), (4, 2)), 16: ((1, 4), (2, 3), (4, 2))}
+# Of several rows where scales are of blocks, for which registers do not suffice: it has room for one.
+BLOCK_SIZES = {8: ((1, 7), (4, 3), (6, 3), (8, 2)), 16: ((1, 6), (4, 3), (6, 3), (8, 2))}
+LOGITS_UNITS = 4
 
 
-def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
-    return [Fp8DecodeTile(tokens, *size) for size in (LOGITS_SIZES if logits else SIZES)[tokens]]
+def tiles_of(tokens: int, *, groups: bool, logits: bool) -> list[Fp8DecodeTile]:
+    sizes = BLOCK_SIZES[tokens] if groups and tokens > 1 else SIZES[tokens]
+    return [Fp8DecodeTile(tokens, *size) for size in sizes if not logits or size[0] == LOGITS_UNITS]
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once; else x stays where there is room.
-
-    A ring that goes round has a third stage.
-    """
+    """As many units as a block has to do, if they can be taken at once."""
     tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
     fitting = [
         tile
-        for tile in tiles_of(tokens, logits=problem.out_dtype == "float")
+        for tile in tiles_of(tokens, groups=problem.groups, logits=problem.out_dtype == "float")
         if tile.units > problem.gated and tile.fits(problem.in_features, shared_bytes)
     ]
-    if not fitting:
-        return None
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
-    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    same = [tile for tile in fitting if tile.units == units]
-    kept = [tile for tile in same if tile.keeps_x]
-    if needed > units and kept:
-        return kept[-1]
-    short, *deep = [tile for tile in same if not tile.keeps_x] or same
-    goes_round = short.steps(problem.in_features) * ceil_div(needed, units) > short.stages
-    return deep[-1] if deep and goes_round else short
+    return next((tile for tile in fitting if tile.units >= needed), fitting[-1] if fitting else None)
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
@@ -191,7 +163,7 @@ def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
         (FP8_DECODE, tile.template(dtype, out, groups=groups))
         for out in (dtype, "float")
         for tokens in SIZES
-        for tile in tiles_of(tokens, logits=out == "float")
+        for tile in tiles_of(tokens, groups=groups, logits=out == "float")
     ]
 
 

@@ -54,7 +54,7 @@ class Sm90Fp8MatmulParams(NamedTuple):
 SM90_FP8_MATMUL = KernelSpec(
     file="linear/sm90_fp8_matmul.cu",
     name="sm90_fp8_matmul_kernel",
-    template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING", "STEPS_A_SUM", "BLOCKS"),
+    template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING", "BLOCKS"),
     params=Sm90Fp8MatmulParams,
     min_arch=90,
     arch_specific=True,
@@ -68,7 +68,6 @@ TILES = (Tile(2, 192), Tile(2, 160), Tile(2, 128), Tile(2, 96), Tile(2, 64), Til
 GROUP_TILES = (Tile(2, 128), Tile(2, 64), Tile(1, 64), Tile(1, 32))
 LOGITS_TILES = (Tile(2, 128), Tile(1, 64))
 STEP_US = {(2, 160): 0.43}  # of tiles that 16-bit products have not; the others take as long as those
-STEPS_A_SUM = 2  # of 128 of k, that the tensor cores add up where scales are of rows; errors: docs/kernels/fp8.md
 MIN_ROWS = 17  # fewer are bound by reading the weight
 
 
@@ -88,8 +87,7 @@ def may_share(plan: Plan) -> bool:
 
 
 def template_of(plan: Plan, dtype: str, out_dtype: str, *, groups: bool) -> tuple[str, ...]:
-    scales = ("1", "true") if groups else (str(STEPS_A_SUM), "false")
-    return (*plan.template(dtype, out_dtype), *scales)
+    return (*plan.template(dtype, out_dtype), "true" if groups else "false")
 
 
 def choose_plan(
