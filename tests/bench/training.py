@@ -3,7 +3,8 @@
     python -m tests.bench.training --device cuda
 
 measures the operations of Llama-3.1-8B and GPT-2 in bfloat16, LoRA of rank 16 on all projections of Llama-3.1-8B with
-4 x 2,048 tokens, with checkpointed layers 8 x 2,048, and all weights of GPT-2 124M with 64 x 1,024. The last line is JSON. `tests.bench.autograd` does the same for the CPU's operations.
+4 x 2,048 tokens, with checkpointed layers 8 x 2,048, and all weights of GPT-2 124M with 64 x 1,024. The last line is
+JSON. `tests.bench.autograd` does the same for the CPU's operations.
 """
 
 from __future__ import annotations
