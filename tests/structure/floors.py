@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.keys", "app.units"),
     ("engine.ipc.process",),
     ("engine.ipc",),
-    ("engine.ranks",),
+    ("engine.ranks", "engine.drafters"),
     ("engine.runner",),
     ("engine.runner.memory",),
     ("engine.core",),
@@ -105,6 +105,6 @@ EXCEPTIONS = {
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
     "app.training.dataset": ("engine.models.config", "engine.training"),
-    "app.training.job_process": ("engine.models.config", "engine.tensor", "engine.training"),
+    "app.training.job_process": ("engine.models.config", "engine.runner.devices", "engine.tensor", "engine.training"),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }
