@@ -1,4 +1,4 @@
-"""A whole training of a model folder on the CPU: what is trained, by which loss, and the files of the result."""
+"""A whole training of a model folder: what is trained, by which loss, and the files of the result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.models.config import load_config
-from tessera.engine.tensor import CPU, float32
+from tessera.engine.tensor import CPU, Device, float32
 from tessera.engine.training.decoder import TrainableDecoder
+from tessera.engine.training.device_share import DeviceShare
 from tessera.engine.training.examples import AnyItem, Example
 from tessera.engine.training.lora import (
     Adapter,
@@ -38,6 +39,7 @@ class TrainingPlan:
     lora: None trains all weights.
     max_length: tokens of the longest sequence.
     beta: of direct preference optimisation.
+    device: where it is trained; `device_share`: most of its time that is taken, from 0 to 1.
     """
 
     model: Path
@@ -51,6 +53,8 @@ class TrainingPlan:
     micro_batch_tokens: int = 4096
     checkpoint_layers: bool = False
     beta: float = 0.1
+    device: Device = CPU
+    device_share: float = 1.0
 
 
 class PlannedTraining(Generic[AnyItem]):
@@ -125,8 +129,12 @@ class _Base:
     """The model, and the part of it that is trained."""
 
     def __init__(self, plan: TrainingPlan) -> None:
-        f = self.functions = Functions.on(CPU)
+        f = self.functions = Functions.on(plan.device)
         self.parameters: Parameters = load_parameters(plan.model, f.ops, plan.dtype)
+        plan.device.keep_large_memory()
+        if plan.device_share < 1:
+            f.pace = DeviceShare(plan.device, plan.device_share)
+        f.training.prepare(plan.dtype, {layer.attention.head_dim for layer in self.parameters.config.layers})
         self.adapters: dict[str, Adapter] = {}
         self.trained: list[Parameter] = list(self.parameters)
         if plan.lora is not None:
