@@ -11,7 +11,6 @@ from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.contract.errors import ConfigError, DeviceError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
-from tessera.engine.ops.cuda import slices
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
     ALL_REDUCE_MAX,
@@ -82,7 +81,7 @@ class CudaCollectives(Collectives):
 
         Raises: DeviceError where memory of other devices, though it can be had, has other contents.
         """
-        self._device.compile([*instantiations((cuda_type(dtype),)), *slices.instantiations(())])
+        self._device.compile(instantiations((cuda_type(dtype),)))
         self.wait_for_all()
         for size in (THREADS, MOST_AT_ONCE + CHUNK):
             x = from_numpy(np.full((1, size), self.index + 1, dtype), self._device)

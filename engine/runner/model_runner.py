@@ -44,8 +44,7 @@ from tessera.engine.runner.cuda_graphs import StepGraphs
 from tessera.engine.runner.draft_runner import DraftDownload, DraftRunner
 from tessera.engine.runner.memory.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
-from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
-from tessera.engine.runner.slice_sampler import SliceSampler
+from tessera.engine.runner.sampler import ResultDownload, SliceSampler, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import (

@@ -18,6 +18,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda.activation import ActivationOps
 from tessera.engine.ops.cuda.attention import AttentionOps
+from tessera.engine.ops.cuda.collectives import SliceOps
 from tessera.engine.ops.cuda.elementwise import ElementwiseOps
 from tessera.engine.ops.cuda.encoder import EncoderOps
 from tessera.engine.ops.cuda.linear_ops import LinearOps
@@ -26,7 +27,6 @@ from tessera.engine.ops.cuda.norm import NormOps
 from tessera.engine.ops.cuda.random import RandomOps
 from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.sampling import SamplingOps
-from tessera.engine.ops.cuda.slices import SliceOps
 from tessera.engine.ops.cuda.softmax import SoftmaxOps
 from tessera.engine.ops.cuda.types import E4M3, cuda_type
 from tessera.engine.ops.interface import RareOp

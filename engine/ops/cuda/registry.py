@@ -18,7 +18,6 @@ from tessera.engine.ops.cuda import (
     norm,
     random,
     sampling,
-    slices,
     softmax,
     training,
 )
@@ -47,7 +46,6 @@ GROUPS = (
     softmax,
     random,
     sampling,
-    slices,
     encoder,
     collectives,
     expert_routing,
