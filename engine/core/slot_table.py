@@ -68,7 +68,8 @@ class SlotTable:
     A step of 256 decodes costs a few indexing operations instead of 256 visits to each parameter.
 
     `batch_invariant`: a row's number of tokens says by which kernels they are computed, so tokens before a sequence's
-    `prefill_end` are rows of at least two, and the others rows of one.
+    `prefill_end` are rows of at least two, and the others rows of one. Only in a step that verifies drafts and does no
+    more a row has all of its sequence's.
     """
 
     def __init__(self, num_slots: int, max_num_blocks: int, block_size: int, *, batch_invariant: bool = False) -> None:
@@ -199,7 +200,8 @@ class SlotTable:
         slot_mapping[cu_seqlens_q[:-1][repeats]] = -1
         logits_indices = (cu_seqlens_q[1:] - 1 - num_drafts)[of_rows] + rounds.depths
         table_rows = slots
-        if self._batch_invariant:
+        # Where all tokens are sampled they are newest ones with drafts, which attention computes as if apart.
+        if self._batch_invariant and len(of_rows) < len(positions):
             begins = positions >= np.repeat(prefill_ends, counts)
             begins[cu_seqlens_q[:-1]] = True
             first_tokens = np.flatnonzero(begins).astype(np.int32)

@@ -299,14 +299,15 @@ class ModelRunner:
         """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end,
         `adapted` with their adapters."""
         self.ops.scatter(self._block_tables, *inputs.updates)
-        is_decode = inputs.shape.is_decode
+        shape = inputs.shape
+        samples_all = shape.is_decode or shape.verifies
         return self.decoder.forward(
             inputs.input_ids,
             inputs.attention,
-            None if is_decode else inputs.logits_indices,
+            None if shape.is_decode else inputs.logits_indices,
             self._buffers,
             sampled=self._newest,
-            last=None if is_decode or every_token else inputs.last_attention,
+            last=None if samples_all or every_token else inputs.last_attention,
             adapters=self._step_adapters(inputs) if adapted else None,
         )
 
@@ -428,6 +429,7 @@ class ModelRunner:
             head_dims=self.model.head_dims,
             rare_ops=self.model.rare_ops,
             e4m3_cache=self._kv_format.dtype == uint8,
+            drafts=self.config.speculation_settings is not None,
         )
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self._own.num_heads, max(self.model.head_dims))

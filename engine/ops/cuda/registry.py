@@ -76,6 +76,7 @@ OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
     "soft_cap": _for_any_cache(
         attention.general.CAPPED_ATTENTION,
         attention.decode.CAPPED_ATTENTION_DECODE,
+        attention.drafts.CAPPED_DRAFTS,
         attention.prefill.CAPPED_PREFILL,
         attention.prefill.CAPPED_PREFILL_IN_ORDER,
     ),
@@ -83,6 +84,7 @@ OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
         attention.general.SINK_ATTENTION,
         attention.decode.SINK_ATTENTION_DECODE,
         attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,
+        attention.drafts.SINK_DRAFTS,
         attention.prefill.SINK_PREFILL,
         attention.prefill.SINK_PREFILL_IN_ORDER,
     ),
@@ -90,6 +92,8 @@ OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
     "norm_columns": (norm.NORM_COLUMNS,),
     "rotate": (attention.rope.ROTATE,),
 }
+OF_DRAFTS = attention.drafts.SPECS  # that only engines with speculative decoding launch
+OF_USUAL_DRAFTS = _for_any_cache(attention.drafts.PAGED_ATTENTION_DRAFTS)
 
 
 def all_specs() -> tuple[KernelSpec[Any], ...]:
