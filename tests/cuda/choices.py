@@ -117,8 +117,9 @@ def attention_problems(
         cache = device.tensor(4096, kv_heads, 16, head_dim)
         out = device.tensor(tokens, heads * head_dim)
         qkv = device.tensor(tokens, (heads + 2 * kv_heads) * head_dim)
+        name = f"{'drafts' if drafts else 'attention'} {heads}/{kv_heads}x{head_dim} rows {rows}"
         yield (
-            f"{'drafts' if drafts else 'attention'} {heads}/{kv_heads}x{head_dim} rows {rows} queries {max(queries)} context {max(contexts)}",
+            f"{name} queries {max(queries)} context {max(contexts)}",
             partial(
                 ops.attention,
                 *(qkv, cache, cache, metadata, HeadTransform()),

@@ -151,7 +151,7 @@ OF_FP8 = {
         "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
         "paged_attention_decode_kernel": {"80 4 2 true false false false", "128 4 2 true true false false"},
-        "paged_attention_drafts_kernel": {"128 4 2 2 false false"},
+        "paged_attention_drafts_kernel": {"128 4 2 2 false false", "128 4 2 1 true false", "64 4 2 1 false true"},
     },
     "120a": {
         "fp8_matmul_kernel": {"64 64 true"},

@@ -13,7 +13,7 @@ from tessera.engine.ops.cuda import CudaOps, attention
 from tessera.engine.ops.cuda.attention import decode, drafts
 from tessera.engine.ops.cuda.registry import OF_DRAFTS
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
-from tessera.engine.tensor import Buffer, Tensor, bfloat16, int32, uint8
+from tessera.engine.tensor import Buffer, bfloat16, int32, uint8
 from tests.cuda.choices import DEVICES, GridDevice
 
 HEADS = ((32, 8), (16, 8), (12, 1), (6, 2), (8, 8), (64, 8))

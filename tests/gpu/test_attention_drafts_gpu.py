@@ -77,7 +77,7 @@ class Drafts:
         if cached is not None:
             rng = np.random.default_rng(5)
             self.keys, self.values = (
-                rng.integers(0, 0x60, cache.shape).astype(cached) | (rng.integers(0, 2, cache.shape) << 7).astype(cached)
+                (rng.integers(0, 0x60, cache.shape) | rng.integers(0, 2, cache.shape) << 7).astype(cached)
                 for cache in (self.keys, self.values)
             )
 
@@ -146,8 +146,8 @@ def test_queries_whose_keys_are_divided_in_different_ways(
     max_splits: int, window: int | None, cuda_device: CudaDevice
 ) -> None:
     """Small: with so few splits their size grows where a few hundred keys do."""
-    rows = tuple((9, 128 * max_splits * part + offset) for part in (1, 2) for offset in (1, 4, 9)) + ((16, 330),)
-    case = AttentionCase("", rows, num_heads=4, head_dim=64, dtype=bfloat16, sliding_window=window)
+    rows = [(9, 128 * max_splits * part + offset) for part in (1, 2) for offset in (1, 4, 9)]
+    case = AttentionCase("", (*rows, (16, 330)), head_dim=64, dtype=bfloat16, sliding_window=window)
     check_bits(Drafts(case), make_ops(cuda_device, max_splits))
 
 

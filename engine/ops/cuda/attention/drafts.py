@@ -90,7 +90,7 @@ declare_header("drafts", __name__, params=(PagedAttentionDraftsParams,))
 
 TILE_ROWS = 16  # of queries: what an mma takes
 ROW_TILES = {64: (1, 2), 80: (1, 2), 96: (1, 2), 128: (1, 2), 256: (1,)}  # of a block, by head size
-STATIC_BYTES = 520  # of shared memory: maxima and sums of a tile by warps, and a flag
+STATIC_BYTES = 640  # of shared memory: maxima and sums of a tile by warps, and a flag, aligned
 FEW_BLOCKS = 64  # that do not fill a device: tiles of 16 rows for more of them
 FULL_BLOCKS = 256  # beyond which a row's keys are not divided among more of them
 
