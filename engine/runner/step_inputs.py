@@ -36,8 +36,7 @@ class StepShape:
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepShape:
-        num_tokens, num_sampled = batch.num_tokens, batch.num_sampled
-        return cls(num_tokens, batch.num_seqs, num_sampled, bool(batch.rounds) and num_tokens == num_sampled)
+        return cls(batch.num_tokens, batch.num_seqs, batch.num_sampled, batch.verifies)
 
     @property
     def is_decode(self) -> bool:

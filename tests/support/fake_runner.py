@@ -99,7 +99,7 @@ class FakeRunner:
     An asynchronous one is given steps before the results of those before are known, as a GPU is. Where
     `short_rope_len` is not 0, each context is either all of the short form's rows or all of the long form's. Where it
     is `batch_invariant`, it notices every token computed in the wrong kind of row: of several tokens before the last of
-    the prompt, of one from there on.
+    the prompt, of one from there on, or of tokens with their drafts in a step that has nothing else.
     """
 
     full_sizes: tuple[int, ...] = ()
@@ -166,7 +166,7 @@ class FakeRunner:
         counts = np.diff(batch.cu_seqlens_q)
         self._token_ids[slots] = np.array(newest)[stored]
         self._positions[slots] = batch.positions[stored]
-        self._in_long_rows[slots] = np.repeat(counts > 1, counts)[stored]
+        self._in_long_rows[slots] = np.repeat((counts > 1) & (not batch.verifies), counts)[stored]
         contexts = [self._read_context(batch, row) for row in range(batch.num_seqs)]
         sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
         behind = batch.cu_seqlens_q[sampled_rows + 1] - 1 - batch.logits_indices  # tokens of the row that come later
