@@ -47,7 +47,7 @@ __device__ __forceinline__ int count_alike(const Splits& splits, int context_len
 
 // The queries of a block's heads to shared memory, [16 * ROW_TILES, PITCH]; rows without one are zeros.
 template <typename T, int HEAD_DIM, int ROW_TILES, int THREADS>
-__device__ __forceinline__ void copy_draft_queries(T* tile_q, const T* queries, const QueryRows& rows,
+__device__ __forceinline__ void copy_draft_queries(T* tile_q, const T* queries, const DraftRows& rows,
                                                    int num_heads) {
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
 #pragma unroll 4
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       copy_async_commit();
     }
     if (!reads_fresh) wait_for_earlier_kernels();
-    const QueryRows rows{head_rows_log2, num_group_heads, alike};
+    const DraftRows rows{head_rows_log2, num_group_heads, alike};
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
     copy_draft_queries<T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM, rows,
                                                                   num_heads);

@@ -9,7 +9,7 @@ constexpr int SETS = TILE_QUERY_ROWS / GROUP_ROWS;  // of such a tile: what one 
 
 // Where heads of consecutive queries are among the rows of a block: a query has 2^head_rows_log2 rows, of
 // which the first num_group_heads are heads.
-struct QueryRows {
+struct DraftRows {
   int head_rows_log2;
   int num_group_heads;
   int num_queries;
@@ -30,7 +30,7 @@ struct QueryRows {
 
 // The keys that queries see: query i those from max(context_len + i - sliding_window, 0) to context_len + i -
 // 1.
-struct QueryKeys {
+struct DraftKeys {
   int context_len;  // of the first query
   int sliding_window;
   int num_queries;
@@ -54,14 +54,14 @@ struct DraftAttention {
   static_assert(2 * WARP_KEYS * PITCH * sizeof(T) >= TILE_QUERY_ROWS * MERGE_PITCH * sizeof(float),
                 "a warp's output of a tile must fit into a tile of keys and values");
 
-  QueryRows rows;
-  QueryKeys seen;
+  DraftRows rows;
+  DraftKeys seen;
   unsigned query_lanes;
   float outputs[ROW_TILES][SETS][HEAD_DIM / 16][4] = {};
   float maximum[ROW_TILES][SETS];  // of row lane / 4 of each set, or somewhat less
   float sum[ROW_TILES][SETS];      // of that row, this lane's keys
 
-  __device__ __forceinline__ DraftAttention(const QueryRows& rows, const QueryKeys& seen)
+  __device__ __forceinline__ DraftAttention(const DraftRows& rows, const DraftKeys& seen)
       : rows(rows), seen(seen), query_lanes(rows.lanes_of_query()) {
 #pragma unroll
     for (int m = 0; m < ROW_TILES; ++m) reset(m);

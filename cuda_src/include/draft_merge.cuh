@@ -12,7 +12,7 @@ struct DraftMerger {
   static constexpr int ROW_PARTS = HEAD_DIM / MERGED_FLOATS;
   static constexpr int TILE_ITEMS = TILE_QUERY_ROWS * ROW_PARTS;
 
-  QueryRows rows;
+  DraftRows rows;
   int num_splits;
   int num_blocks;  // that have some of them
   int num_heads;
