@@ -192,6 +192,9 @@ class ModelRunner:
             num_tokens=model.vocab_size,
             selection=None if self._adapter_slots is None else self._adapter_slots.selection,
         )
+        if ranks is not None:
+            # What maps or frees memory may wait for other devices' kernels, and those wait for this rank's.
+            ranks.wait_for_all()
         if not isinstance(device, CpuDevice):
             self.warm_up()
             if not config.enforce_eager:
