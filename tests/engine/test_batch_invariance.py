@@ -53,8 +53,14 @@ def test_a_lone_token_of_a_prompt_takes_the_one_before_it_along() -> None:
 
 def test_a_draft_is_one_row_where_nothing_but_drafts_is_in_the_step() -> None:
     """Whose tokens attention computes as if each was a row; beside prompts they are."""
-    settings = {"speculation": "on", "speculative_method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
-    engine = Harness(batch_invariant=True, max_num_batched_tokens=12, **settings)
+    engine = Harness(
+        batch_invariant=True,
+        max_num_batched_tokens=12,
+        speculation="on",
+        speculative_method="ngram",
+        num_speculative_tokens=3,
+        prompt_lookup_min=1,
+    )
     engine.add("drafts", prompt_of(1, 40), 30, ignore_eos=True)
     alone, beside = 0, 0
     for number in range(200):

@@ -137,7 +137,9 @@ def test_each_query_has_the_bits_of_a_row_of_its_own(
     step, ops = Drafts(case), make_ops(cuda_device)
     found = check_bits(step, ops)
     assert_close(found, step.attend(cpu_ops, step.metadata(cpu_ops)), case.dtype)
-    assert not ops.attention_memory.arrivals.numpy().any(), "the next launch finds counters that are not 0"
+    arrivals = ops.attention_memory.arrivals
+    assert arrivals is not None
+    assert not arrivals.numpy().any(), "the next launch finds counters that are not 0"
 
 
 @pytest.mark.parametrize("max_splits", [1, 2])
