@@ -20,7 +20,7 @@ from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import RankError
-from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult, TokenMask
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.ops.make import make_ops
@@ -155,6 +155,9 @@ class RunningRanks:
 
     def result(self) -> StepResult:
         return self.runner.result_of(self.first)
+
+    def drafts(self) -> Int32Array:
+        return self.first.drafts()
 
 
 def make_cpu_runner(

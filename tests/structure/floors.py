@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.keys", "app.units"),
     ("engine.ipc.process",),
     ("engine.ipc",),
-    ("engine.ranks",),
+    ("engine.ranks", "engine.drafters"),
     ("engine.runner",),
     ("engine.runner.memory",),
     ("engine.core",),
