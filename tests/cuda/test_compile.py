@@ -28,6 +28,7 @@ from tessera.engine.formats import KERNEL_FORMATS
 from tessera.engine.ops.cuda import attention, fp8, sampling, training
 from tessera.engine.ops.cuda.attention.drafts import PAGED_ATTENTION_DRAFTS
 from tessera.engine.ops.cuda.attention.drafts import STATIC_BYTES as DRAFTS_STATIC_BYTES
+from tessera.engine.ops.cuda.attention.sm90_prefill import CAPPED
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
@@ -134,7 +135,7 @@ BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
 OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
 # Kernels of training, for each dtype on one architecture, and heads of which size there.
 TRAINING_HEADS = {"80": "64", "90a": "128", "120a": "32"}
-SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *OF_DRAFTS, *training.SPECS)  # of which there are hundreds
+SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *OF_DRAFTS, *CAPPED, *training.SPECS)  # of which there are hundreds
 
 # Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
@@ -181,6 +182,8 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
         return sizes is not None and all(size in template for size in sizes)
     if spec not in SAMPLED:
         return True
+    if spec in CAPPED:
+        return template[0] == "__nv_bfloat16" and not spec.batch_invariant
     if spec in OF_DRAFTS:
         return " ".join(template[2:]) in OF_ATTENTION_OF_DRAFTS.get(arch, ())
     values = dict(zip(spec.template, template, strict=True))
