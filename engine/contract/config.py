@@ -56,6 +56,10 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
             default="another for each completion",
         ),
     ] = None
+    device: Annotated[
+        DeviceName,
+        Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
+    ] = "auto"
     log_format: Annotated[LogFormat, Option("text for people, json for one object a line", group="log")] = "text"
     log_level: Annotated[
         LogLevel, Option("leave out what matters less; info has one line for each request", group="log")
@@ -147,10 +151,6 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             "prompt; auto: so for a folder or hub id called Qwen3-Reranker",
             group="embeddings",
         ),
-    ] = "auto"
-    device: Annotated[
-        DeviceName,
-        Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
     ] = "auto"
     tensor_parallel_size: Annotated[
         int,
