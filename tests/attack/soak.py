@@ -46,6 +46,7 @@ class Sample:
     """One look at the server. Times are seconds, memory bytes."""
 
     at: float
+    attack: str  # module of the part under way
     memory: int
     descriptors: int
     requests: int
@@ -64,9 +65,11 @@ class Soak:
         self._multiples: list[float] = []
         self.part = Part()
         self.samples: list[Sample] = []
+        self._attack = ""
 
     async def run(self) -> None:
         await self._canaries.learn()
+        print(f"quiet: {self._canaries.quiet}", flush=True)
         self._canaries.on_right = self._multiples.append
         self._canaries.part = self.part
         document = json.loads((await self._target.wire.get("/openapi.json", key=CANARY)).body)
@@ -76,6 +79,7 @@ class Soak:
         sampler = asyncio.create_task(self._sample(begin))
         while time.monotonic() < end and self._target.is_alive():
             (part,) = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+            self._attack = part.__name__.rpartition(".")[2]
             turn = min(TURN, end - time.monotonic())
             attack = Attack(
                 *(self._target, Findings(), self._canaries, document, self._model, self._rng),
@@ -100,6 +104,7 @@ class Soak:
             self.samples.append(
                 Sample(
                     at=time.monotonic() - begin,
+                    attack=self._attack,
                     memory=sum(map(memory_of, pids)),
                     descriptors=sum(map(num_descriptors, pids)),
                     requests=self.part.requests,

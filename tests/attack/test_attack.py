@@ -109,7 +109,7 @@ def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
 
 
 def test_a_soak_is_judged_by_memory_and_latency(tmp_path: Path) -> None:
-    flat = [Sample(60.0 * i, 2**28 + i % 3, 50, 100 * i, 1.0 + i % 2 / 10, 3.0) for i in range(1, 60)]
+    flat = [Sample(60.0 * i, "fuzz", 2**28 + i % 3, 50, 100 * i, 1.0 + i % 2 / 10, 3.0) for i in range(1, 60)]
     assert [kept for _, kept in verdict(flat)] == [True, True, True]
     grown_by: tuple[dict[str, Any], ...] = ({"memory": 2**29}, {"canary": 4.0}, {"slowest_canary": 12.0})
     for index, changes in enumerate(grown_by):
