@@ -33,7 +33,7 @@ def main() -> int:
     chosen = mutants
     if given.sample is not None and given.sample < len(mutants):
         chosen = sorted(random.Random(given.seed).sample(mutants, given.sample), key=lambda mutant: mutant.line)
-    preload()
+    preload(given.module, given.tests)
     outcome, seconds = run_tests(given.module, None, given.tests, 3600.0)
     if outcome != "passed":
         print("the tests fail without a mutant")
