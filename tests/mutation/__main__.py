@@ -21,7 +21,10 @@ FACTOR = 4
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("module", help="such as tessera.engine.core.scheduler")
-    parser.add_argument("--tests", nargs="+", required=True, help="files of tests, and options of pytest after --")
+    parser.add_argument("--tests", nargs="+", required=True, help="files of tests, the fastest first")
+    parser.add_argument(
+        "--deselect", nargs="+", default=[], help="tests to leave out, such as those that run the module in a process"
+    )
     parser.add_argument("--sample", type=int, help="so many mutants of all, chosen by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", help="only those of these lines, FIRST-LAST")
@@ -34,7 +37,8 @@ def main() -> int:
     if given.sample is not None and given.sample < len(mutants):
         chosen = sorted(random.Random(given.seed).sample(mutants, given.sample), key=lambda mutant: mutant.line)
     preload(given.module, given.tests)
-    outcome, seconds = run_tests(given.module, None, given.tests, 3600.0)
+    tests = [*given.tests, *(f"--deselect={test}" for test in given.deselect)]
+    outcome, seconds = run_tests(given.module, None, tests, 3600.0)
     if outcome != "passed":
         print("the tests fail without a mutant")
         return 2
@@ -43,7 +47,7 @@ def main() -> int:
     )
     survivors = []
     for mutant in chosen:
-        outcome, _ = run_tests(given.module, mutant, given.tests, FACTOR * seconds + SLACK)
+        outcome, _ = run_tests(given.module, mutant, tests, FACTOR * seconds + SLACK)
         if outcome == "passed":
             survivors.append(mutant)
             print(f"  survived: {mutant}", flush=True)
