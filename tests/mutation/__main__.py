@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 from tests.mutation.mutants import mutants_of
-from tests.mutation.trial import preload, run_tests
+from tests.mutation.trial import Seconds, preload, run_tests
 from tests.support.paths import ROOT
 
-SLACK = 20.0  # seconds beyond several times what the tests take without a mutant
-FACTOR = 4
+LONGEST = Seconds(3600.0, 3600.0)  # without a mutant
+FACTOR = Seconds(4.0, 2.0)  # times that a mutant's tests may take
+SLACK = Seconds(20.0, 3.0)
 
 
 def main() -> int:
@@ -38,16 +39,17 @@ def main() -> int:
         chosen = sorted(random.Random(given.seed).sample(mutants, given.sample), key=lambda mutant: mutant.line)
     preload(given.module, given.tests)
     tests = [*given.tests, *(f"--deselect={test}" for test in given.deselect)]
-    outcome, seconds = run_tests(given.module, None, tests, 3600.0)
+    outcome, took = run_tests(given.module, None, tests, LONGEST)
     if outcome != "passed":
         print("the tests fail without a mutant")
         return 2
     print(
-        f"{given.module}: {len(chosen)} of {len(mutants)} mutants, seed {given.seed}; {seconds:.1f} s each", flush=True
+        f"{given.module}: {len(chosen)} of {len(mutants)} mutants, seed {given.seed}; {took.cpu:.1f} s each", flush=True
     )
+    limit = Seconds(FACTOR.wall * took.wall + SLACK.wall, FACTOR.cpu * took.cpu + SLACK.cpu)
     survivors = []
     for mutant in chosen:
-        outcome, _ = run_tests(given.module, mutant, tests, FACTOR * seconds + SLACK)
+        outcome, _ = run_tests(given.module, mutant, tests, limit)
         if outcome == "passed":
             survivors.append(mutant)
             print(f"  survived: {mutant}", flush=True)

@@ -9,11 +9,14 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import math
 import os
+import resource
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,27 +96,37 @@ def _imports_of(module: ModuleType) -> set[str]:
     return names
 
 
-def run_tests(module: str, mutant: Mutant | None, tests: Sequence[str], timeout: float) -> tuple[str, float]:
-    """-> `passed`, `failed` or `late`, and the seconds that it took."""
+@dataclass(frozen=True)
+class Seconds:
+    """What tests take, or may take: wall time, and processor time of their own process."""
+
+    wall: float
+    cpu: float
+
+
+def run_tests(module: str, mutant: Mutant | None, tests: Sequence[str], limit: Seconds) -> tuple[str, Seconds]:
+    """-> `passed`, `failed` or `late`, and what it took."""
     begin = time.monotonic()
     pid = os.fork()
     if pid == 0:
-        _run_in_child(module, mutant, tests)
-    while time.monotonic() < begin + timeout:
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        _run_in_child(module, mutant, tests, math.ceil(limit.cpu))
+    while time.monotonic() < begin + limit.wall:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
-            passed = os.waitstatus_to_exitcode(status) == 0
-            return "passed" if passed else "failed", time.monotonic() - begin
+            took = Seconds(time.monotonic() - begin, usage.ru_utime + usage.ru_stime)
+            code = os.waitstatus_to_exitcode(status)
+            return ("passed" if code == 0 else "late" if code == -signal.SIGXCPU else "failed"), took
         time.sleep(POLL)
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    return "late", time.monotonic() - begin
+    return "late", Seconds(time.monotonic() - begin, 0.0)
 
 
-def _run_in_child(module: str, mutant: Mutant | None, tests: Sequence[str]) -> None:
+def _run_in_child(module: str, mutant: Mutant | None, tests: Sequence[str], cpu_seconds: int) -> None:
     import pytest
 
     os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))  # for mutants that never end
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
