@@ -17,13 +17,14 @@ unexport PYTHONDONTWRITEBYTECODE
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
-# Three processes on two cores, since a quarter of the time goes into waiting for servers.
+# Three processes on two cores, since a quarter of the time goes into waiting for servers. Each of them collects all tests:
+# those of tests/gpu, which are none without a GPU, would take it seconds.
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu" --numprocesses 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/gpu --numprocesses 3 --dist loadfile $(ARGS)
 
 # What a change most likely breaks.
 test-fast: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu and not slow" --numprocesses 2 --dist loadfile -q $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/gpu --numprocesses 2 --dist loadfile -q $(ARGS)
 
 # The randomised tests with many more inputs.
 test-long: .venv/.dev

@@ -105,6 +105,7 @@ class FoundModels:
     model: ModelFolder
     embedding: ModelFolder | None
     reranker: ModelFolder | None
+    drafter: ModelFolder | None
     served_names: tuple[str, ...]
     adapters: tuple[tuple[str, str], ...]  # names and folders
 
@@ -127,6 +128,8 @@ class FoundModels:
             lora=tuple(f"{name}={folder}" for name, folder in self.adapters),
             fine_tuned=given.value("enable_fine_tuning"),
         )
+        if self.drafter is not None:
+            made = made.with_draft_model(str(self.drafter.path))
         made.verify()
         return made
 
@@ -157,7 +160,9 @@ def _find_models(given: GivenOptions) -> FoundModels:
         if beside is not None and beside.name in taken:
             raise ConfigError(f"{option} and another model are both called {beside.name}: see --served-model-name")
         taken += (beside.name,) if beside is not None else ()
-    return FoundModels(model, embedding, reranker, names, _find_adapters(given, taken))
+    speculation = given.make(EngineConfig, model="").speculation_settings
+    drafter = find_model(speculation.model) if speculation is not None and speculation.model else None
+    return FoundModels(model, embedding, reranker, drafter, names, _find_adapters(given, taken))
 
 
 def _find_adapters(given: GivenOptions, taken: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -126,6 +126,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         ConfigError: a model's tokenizer, chat template or sampling defaults cannot be used.
     """
     models = ServedModels(engines, settings)
+    served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     tracing: Tracing | None = None
 
     @asynccontextmanager
@@ -163,6 +164,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         openapi_url=None,  # app.openapi adds what FastAPI does not see
         redirect_slashes=False,
         lifespan=lifespan,
+        routes=[route for routes in served for route in routes.router.routes],  # include_router would build each anew
     )
     app.state.models = models
     app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
@@ -182,9 +184,6 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = {model: Embeddings(model) for model in models}
     app.state.scorers = {model: Scorers(model, app.state.embeddings[model]) for model in models}
-    served = ROUTES + (PAGE_ROUTES if settings.ui else ())
-    for routes in served:
-        app.include_router(routes.router)
     app.state.api_routes = api_routes(served)
     counts = app.state.http_counts = HttpCounts(
         [route.path for route in app.state.api_routes],

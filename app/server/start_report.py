@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tessera import __version__
 from tessera.app.settings import AppSettings
 from tessera.app.units import si
-from tessera.engine.contract.messages import EngineInfo, LoadProgress, OffloadInfo
+from tessera.engine.contract.messages import DraftInfo, EngineInfo, LoadProgress, OffloadInfo
 
 if TYPE_CHECKING:
     from tessera.app.server.progress_bars import ProgressBars
@@ -174,6 +174,7 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
         **({"in host": _weight_offload(info.weight_offload)} if info.weight_offload is not None else {}),
         **({"stored as": _mix(info.stored_bytes)} if info.stored_bytes else {}),
         **({"KV cache": kv_cache} if info.generates else {}),
+        **({"draft model": _draft(info.draft)} if info.draft is not None else {}),
         **({"KV offload": _offload(info)} if info.num_host_kv_blocks else {}),
         "context": f"{info.max_model_len} tokens",
         "step": f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens} tokens",
@@ -191,6 +192,14 @@ def _facts(info: EngineInfo, settings: AppSettings) -> Mapping[str, str]:
         kind = "yes or no" if scorer.form == "yes_no" else f"{len(scorer.labels)} label{'s'[: len(scorer.labels) > 1]}"
         facts["scores"] = f"{beside}{kind}, {scorer.scores}, of at most {scorer.max_input_tokens} tokens"
     return facts
+
+
+def _draft(draft: DraftInfo) -> str:
+    """A second model, and what it takes beside the first."""
+    return (
+        f"{draft.architecture}, {si(draft.num_parameters)} parameters, at most {draft.num_tokens} tokens: "
+        f"{si(draft.weight_bytes)}B of weights, {si(draft.kv_cache_bytes)}B beside the KV cache"
+    )
 
 
 def _weight_offload(offload: OffloadInfo) -> str:

@@ -2,21 +2,8 @@
 #include "generated/all_reduce.cuh"
 #include "peers.cuh"
 
-// The sum of element i and the CHUNK - 1 after it over all ranks; `of(rank)` is a rank's array.
-template <typename Array>
-__device__ __forceinline__ void sum_ranks(Array of, int ranks, long long i, long long size,
-                                          float (&sum)[CHUNK]) {
-  load_updated_floats(of(0) + i, size - i, sum);
-  for (int rank = 1; rank < ranks; ++rank) {
-    float values[CHUNK];
-    load_updated_floats(of(rank) + i, size - i, values);
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum[j] += values[j];
-  }
-}
-
 // x = x of rank 0 + x of rank 1 + ..., or residual += that sum, rounded once; x then stays.
-//   in:  x [size] T, boxes [ranks] addresses
+//   in:  x [size] T, boxes [ranks + 1] addresses
 //   out: x, or residual [size] T where ADDS
 // Layout: contiguous; 16-byte accesses where addresses allow them. At most DATA_BYTES of each rank.
 // Grid: one block for each THREADS * CHUNK elements, at most MAX_BLOCKS. Block: THREADS. Shared memory: none.
@@ -25,7 +12,7 @@ __device__ __forceinline__ void sum_ranks(Array of, int ranks, long long i, long
 template <typename T, bool ADDS>
 __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  Peers peers(boxes, rank, ranks, patience);
+  Peers peers(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
   const long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) * CHUNK;
   float values[CHUNK];
   if (i < size) {
@@ -48,7 +35,7 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
 
 // The same for any size and without a box: each rank sums an equal part of the elements, and writes the sums
 // to all ranks (two shots).
-//   in:  x [size] T, boxes [ranks] addresses
+//   in:  x [size] T, boxes [ranks + 1] addresses
 //   out: x [size] T
 // Layout: contiguous; 16-byte accesses where addresses allow them.
 // Grid: at most MAX_BLOCKS. Block: THREADS. Shared memory: none.
@@ -56,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
 template <typename T>
 __global__ void __launch_bounds__(THREADS) all_reduce_parts_kernel(ALL_REDUCE_PARTS_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  Peers peers(boxes, rank, ranks, patience);
+  Peers peers(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_PARTS);
   peers.meet(START, x);
   const long long chunks = ceil_div(size, static_cast<long long>(CHUNK));
   const long long last = chunks * (rank + 1) / ranks;

@@ -3,13 +3,13 @@
 #include "peers.cuh"
 
 // out[row, first + column] = x[row, column], `out` being that of rank 0.
-//   in:  x [rows, width] float, boxes [ranks] addresses
+//   in:  x [rows, width] float, boxes [ranks + 1] addresses
 //   out: out [rows, whole] float; null but on rank 0
 // Layout: contiguous.
 // Grid: at most MAX_BLOCKS, the same on all ranks. Block: THREADS. Shared memory: none.
 // Unit of work: elements of a thread, the grid's threads apart.
 __global__ void __launch_bounds__(THREADS) gather_columns_kernel(GATHER_COLUMNS_PARAMS) {
-  Peers peers(boxes, rank, ranks, patience);
+  Peers peers(boxes, rank, ranks, patience, Meeting::GATHER_COLUMNS);
   peers.meet(START, out);
   float* target = peers.address_of<float>(0) + first;
   const long long size = static_cast<long long>(rows) * width;
@@ -23,13 +23,13 @@ __global__ void __launch_bounds__(THREADS) gather_columns_kernel(GATHER_COLUMNS_
 }
 
 // x = x of rank 0.
-//   in:  x [size] int32, boxes [ranks] addresses
+//   in:  x [size] int32, boxes [ranks + 1] addresses
 //   out: x [size] int32
 // Layout: contiguous.
 // Grid: 1. Block: THREADS. Shared memory: none.
 // Unit of work: elements of a thread, the block's threads apart.
 __global__ void __launch_bounds__(THREADS) broadcast_kernel(BROADCAST_PARAMS) {
-  Peers peers(boxes, rank, ranks, patience);
+  Peers peers(boxes, rank, ranks, patience, Meeting::BROADCAST);
   peers.meet(START, x);
   const int* source = peers.address_of<int>(0);
   if (rank != 0) {

@@ -12,11 +12,57 @@
 
 enum Phase { START, END };
 
+// The sum of element i and the CHUNK - 1 after it over all ranks; `of(rank)` is a rank's array.
+template <typename Array>
+__device__ __forceinline__ void sum_ranks(Array of, int ranks, long long i, long long size,
+                                          float (&sum)[CHUNK]) {
+  load_updated_floats(of(0) + i, size - i, sum);
+  for (int rank = 1; rank < ranks; ++rank) {
+    float values[CHUNK];
+    load_updated_floats(of(rank) + i, size - i, values);
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) sum[j] += values[j];
+  }
+}
+
+// What a thread waits for.
+struct Wait {
+  unsigned kind, other, phase, wanted, seen;
+};
+
+// The clock and the board, which is memory of the host, are looked at once in POLLS times: apart from the
+// wait, which is short. Ends the kernel with an error if the host says so, or after `patience` with a report
+// on the board, of which `reports` counts those begun. -> when the wait began.
+__device__ __noinline__ unsigned long long check_time(Wait wait, unsigned long long begun,
+                                                      unsigned long long patience, volatile unsigned* board,
+                                                      unsigned* reports) {
+  const unsigned long long now = nanoseconds();
+  if (begun == 0) begun = now;
+  if (board[Board::STOP] != 0) end_with_error();
+  if (now - begun <= patience) return begun;
+  if (atomicInc(reports, ~0u) != 0) {  // another thread reports, which must come to its end
+    if (now - begun > 2 * patience) end_with_error();
+    return begun;
+  }
+  board[Board::KIND] = wait.kind;
+  board[Board::OTHER] = wait.other;
+  board[Board::PHASE] = wait.phase;
+  board[Board::BLOCK] = blockIdx.x;
+  board[Board::WANTED] = wait.wanted;
+  board[Board::SEEN] = wait.seen;
+  __threadfence_system();
+  board[Board::LATE] = 1;
+  __threadfence_system();
+  end_with_error();
+  return begun;
+}
+
 class Peers {
  public:
+  // `boxes`: of each rank, then this rank's board. `kind`: of the kernel, for the board.
   __device__ __forceinline__ Peers(const unsigned long long* boxes, int rank, int ranks,
-                                   unsigned long long patience)
-      : boxes_(boxes), rank_(rank), ranks_(ranks), patience_(patience) {
+                                   unsigned long long patience, unsigned kind)
+      : boxes_(boxes), rank_(rank), ranks_(ranks), kind_(kind), patience_(patience) {
     epoch_ = __ldcg(reinterpret_cast<const unsigned*>(box(rank)));
   }
 
@@ -34,13 +80,8 @@ class Peers {
     const int other = threadIdx.x;
     if (other < ranks_) {
       if (phase == START) *told(other, rank_) = reinterpret_cast<unsigned long long>(address);
-      __threadfence_system();
       store_release_system(flag(other, phase, rank_), epoch_ + 1);
-      const unsigned* mine = flag(rank_, phase, other);
-      const unsigned long long begun = nanoseconds();
-      while (static_cast<int>(load_acquire_system(mine) - (epoch_ + 1)) < 0) {
-        if (nanoseconds() - begun > patience_) end_with_error();
-      }
+      wait_for(other, phase);
     }
     __syncthreads();
   }
@@ -61,6 +102,20 @@ class Peers {
   }
 
  private:
+  __device__ __forceinline__ void wait_for(int other, Phase phase) const {
+    const unsigned* mine = flag(rank_, phase, other);
+    unsigned long long begun = 0;
+    for (unsigned polls = 1;; ++polls) {
+      const unsigned seen = load_acquire_system(mine);
+      if (static_cast<int>(seen - (epoch_ + 1)) >= 0) return;
+      if (polls % POLLS == 0) {
+        const Wait wait{kind_, static_cast<unsigned>(other), phase, epoch_ + 1, seen};
+        begun = check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
+                           reinterpret_cast<unsigned*>(box(rank_)) + 2);
+      }
+    }
+  }
+
   __device__ __forceinline__ unsigned char* box(int rank) const {
     return reinterpret_cast<unsigned char*>(boxes_[rank]);
   }
@@ -75,6 +130,7 @@ class Peers {
 
   const unsigned long long* boxes_;
   int rank_, ranks_;
+  unsigned kind_;
   unsigned long long patience_;
   unsigned epoch_;
 };

@@ -1,4 +1,7 @@
-"""`python -m docs.generate.record BENCH.json --device NAME`: takes a run of `tests.bench` into the figures."""
+"""`python -m docs.generate.record BENCH.json --device NAME`: takes a run of `tests.bench` into the figures.
+
+With `--as fp8 --label 'Llama-3.1-8B, FP8'` its loads become a part of `docs/figures/models.json`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ SHAPE = ("model", "concurrency", "input_len", "output_len", "stream", "cached", 
 PARTS = ("loads", "streams", "prompts", "start", "interference", "client")
 SWEEP_PROMPT_OUTPUT = 16  # tokens out of the loads of a sweep that measure prompt lengths
 SIGNIFICANT = 3
+MODEL_FIGURES = (
+    *("concurrency", "input_len", "output_len", "stream", "output_throughput", "median_ttft_ms", "median_tpot_ms"),
+    *("median_itl_ms", "p99_itl_ms", "weight_read_share"),
+)
+NOT_STREAMED = MODEL_FIGURES[:5]  # what a load without streaming measures
 
 
 def main() -> None:
@@ -22,20 +30,52 @@ def main() -> None:
     parser.add_argument("bench", type=Path, help="JSON of `python -m tests.bench`")
     parser.add_argument("--device", required=True, help="for instance 'NVIDIA H200'")
     parser.add_argument("--sweep", action="store_true", help="its loads are those of --sweep")
+    parser.add_argument("--as", dest="part", help="part of models.json that the loads become")
+    parser.add_argument("--label", help="of that part: the model and what is special about it")
+    parser.add_argument("--command", help="of that part: what was run after `python -m tests.bench --only loads`")
+    parser.add_argument("--commit", help="what was measured (default: the current one)")
     options = parser.parse_args()
+    measured = json.loads(options.bench.read_text())
+    commit = options.commit or _commit()
+    if options.part:
+        record_model(options, measured["loads"], commit)
+        return
     path = FIGURES / "serving.json"
     figures = json.loads(path.read_text())
-    measured = json.loads(options.bench.read_text())
     if options.sweep:
         loads = measured.pop("loads", [])
         measured["streams"] = [row for row in loads if row["output_len"] > SWEEP_PROMPT_OUTPUT]
         measured["prompts"] = [row for row in loads if row["output_len"] <= SWEEP_PROMPT_OUTPUT]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
     for name in PARTS:
         if measured.get(name):
             record(figures[name], measured[name], commit, options.device, date.today().isoformat())
+    path.write_text(dumps(figures))
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def record_model(options: argparse.Namespace, loads: list[dict[str, Any]], commit: str) -> None:
+    """Replace the part's figures, all measured in one run; what else it has (a reference's figures) stays."""
+    path = FIGURES / "models.json"
+    figures = json.loads(path.read_text()) if path.exists() else {}
+    part = figures.setdefault(options.part, {})
+    part.update(
+        date=date.today().isoformat(),
+        commit=commit,
+        device=options.device,
+        command=f"python -m tests.bench --only loads {options.command or ''}".rstrip(),
+        label=options.label or part.get("label", options.part),
+    )
+    kept = {_shape(row, row): row for row in part.pop("rows", [])}
+    part["rows"] = []
+    for row in loads:
+        names = MODEL_FIGURES if row["stream"] else NOT_STREAMED
+        found = {key: row[key] if key in SHAPE else _rounded(row[key]) for key in names}
+        earlier = kept.get(tuple(found.get(key) for key in SHAPE if key in found), {})
+        part["rows"].append({**earlier, **found})
     path.write_text(dumps(figures))
 
 

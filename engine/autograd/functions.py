@@ -15,7 +15,7 @@ from tessera.engine.autograd.variable import Variable
 from tessera.engine.ops.make import make_ops
 from tessera.engine.ops.training.interface import PackedSequences
 from tessera.engine.ops.training.make import make_training_ops
-from tessera.engine.tensor import Device, Tensor, empty, from_numpy
+from tessera.engine.tensor import Device, Tensor, empty, from_numpy, zeros
 
 
 class Functions(Tape):
@@ -24,7 +24,8 @@ class Functions(Tape):
     @classmethod
     def on(cls, device: Device) -> Functions:
         """Raises: ConfigError where the device has no backward operations."""
-        return cls(make_ops(device), make_training_ops(device))
+        ops = make_ops(device)
+        return cls(ops, make_training_ops(ops))
 
     def variable(self, array: np.ndarray[Any, Any], *, requires_grad: bool = True) -> Variable:
         """A leaf on the device with a copy of the array."""
@@ -63,7 +64,7 @@ class Functions(Tape):
         """Columns start..stop-1 of x [M, N]."""
 
         def backward(dy: Tensor) -> None:
-            widened = from_numpy(np.zeros(x.shape, dy.dtype), self.device)
+            widened = zeros(x.shape, dy.dtype, self.device)
             self.add_gradient(x, self.training.add_columns(widened, dy, start, out=widened))
 
         return self.record(self.training.columns(x.value, start, stop), (x,), backward)

@@ -8,6 +8,8 @@ import numpy as np
 
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.ops.cpu.norm import rms_normalised
+from tessera.engine.ops.cpu.precision import store, widen
 from tessera.engine.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
@@ -43,6 +45,18 @@ class CpuCollectives(Collectives):
             array[share] = total
         self._wait()
 
+    @np.errstate(all="ignore")
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        arrays = self._show(x.numpy())
+        total = arrays[0].astype(np.float32)
+        for other in arrays[1:]:
+            total += other
+        self._wait()
+        stream = residual.numpy()
+        stream[...] = total + stream
+        store(out, rms_normalised(widen(residual), widen(weight), eps))
+        return True
+
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         arrays = self._show(x.numpy())
         if self.index == 0:
@@ -77,10 +91,13 @@ class CpuCollectives(Collectives):
 
     def least(self, value: int) -> int:
         self._memory.numbers[self.index] = value
-        self._wait(patient=True)
+        self.wait_for_all()
         found = min(self._memory.numbers)
-        self._wait(patient=True)
+        self.wait_for_all()
         return found
+
+    def wait_for_all(self) -> None:
+        self._memory.rendezvous.wait(self.index, patient=True)
 
     def _sum(self, values: Array) -> Array:
         """Of all ranks' values, in their order."""
@@ -97,5 +114,5 @@ class CpuCollectives(Collectives):
         self._wait()
         return self._memory.arrays
 
-    def _wait(self, *, patient: bool = False) -> None:
-        self._memory.rendezvous.wait(self.index, patient=patient)
+    def _wait(self) -> None:
+        self._memory.rendezvous.wait(self.index)

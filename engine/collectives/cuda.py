@@ -2,61 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
 
 import numpy as np
 
 from tessera.engine.collectives.interface import Collectives
-from tessera.engine.collectives.rendezvous import Rendezvous
-from tessera.engine.contract.errors import ConfigError
+from tessera.engine.collectives.peers import PeerGroup
+from tessera.engine.contract.errors import ConfigError, DeviceError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
+    ALL_REDUCE_NORM,
     ALL_REDUCE_PARTS,
     BOX_BYTES,
     BROADCAST,
     GATHER_COLUMNS,
-    MAX_RANKS,
+    MAX_BLOCKS,
     MOST_AT_ONCE,
     OWN_IDS,
     THREADS,
+    AllReduceNormParams,
     AllReduceParams,
     AllReducePartsParams,
+    Board,
     BroadcastParams,
     GatherColumnsParams,
     OwnIdsParams,
     instantiations,
     meeting_config,
+    norm_config,
 )
-from tessera.engine.ops.cuda.types import CHUNK, ceil_div, cuda_type
-from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint64
+from tessera.engine.ops.cuda.types import CHUNK, aligned, ceil_div, cuda_type
+from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
 
-STEP_PATIENCE = 4.0  # seconds that a kernel waits for another rank's before it ends the device's work with an error
-START_PATIENCE = 600.0  # while ranks load and compile
+STEP_PATIENCE = 4.0  # seconds
+START_PATIENCE = 30.0  # seconds at the first steps, for which kernels may still be loaded
 
-
-@dataclass
-class PeerGroup:
-    """What ranks tell each other on the host when they start."""
-
-    rendezvous: Rendezvous
-    devices: list[CudaDevice | None] = field(init=False)
-    boxes: list[int] = field(init=False)
-    numbers: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        size = self.rendezvous.size
-        if size > MAX_RANKS:
-            raise ConfigError(f"--tensor-parallel-size {size} is more than the {MAX_RANKS} GPUs that can share a model")
-        self.devices, self.boxes, self.numbers = [None] * size, [0] * size, [0] * size
+logger = logging.getLogger("tessera.engine")
 
 
 class CudaCollectives(Collectives):
     """Small sums in one shot, by way of boxes that all ranks read; large ones in two, by writing to all ranks.
 
     Attributes:
-        starting: while ranks load, a kernel waits longer for others; not in a CUDA graph.
+        starting: while ranks warm up, a kernel waits longer for others; not in a CUDA graph.
+        patience: seconds that it waits else before it ends the device's work with an error.
     """
 
     def __init__(self, index: int, group: PeerGroup, device: CudaDevice) -> None:
@@ -65,22 +56,42 @@ class CudaCollectives(Collectives):
         Raises: ConfigError where a device cannot see another's; RankError.
         """
         self.index, self.size = index, group.rendezvous.size
-        self.starting = True
+        self.starting, self.patience = True, STEP_PATIENCE
         self._group, self._device = group, device
         self._box = empty((BOX_BYTES,), uint8, device)
         device.fill_bytes(self._box.pointer, 0, BOX_BYTES)
         device.synchronize()
-        group.devices[index], group.boxes[index] = device, self._box.pointer
-        self._wait()
+        self._board = device.pinned(len(Board) * uint32.itemsize)
+        board = self._board.array.view(np.uint32)
+        board[:] = 0
+        group.devices[index], group.boxes[index], group.boards[index] = device, self._box.pointer, board
+        self.wait_for_all()
         for other in group.devices:
             if other is not None and other is not device:
                 device.see_memory_of(other)
-        self._boxes = from_numpy(np.array(group.boxes, uint64), device)
-        self._wait()
+        # Of which each finds a multiprocessor, on the smallest of the devices.
+        self._most_blocks = min(MAX_BLOCKS, *(other.multiprocessors for other in group.devices if other is not None))
+        self._boxes = from_numpy(np.array([*group.boxes, board.ctypes.data], uint64), device)
+        self.wait_for_all()
 
-    def compile(self, dtype: np.dtype[np.generic]) -> None:
-        """What a model in `dtype` launches."""
+    def prepare(self, dtype: np.dtype[np.generic]) -> None:
+        """Compile what a model in `dtype` launches, and try it.
+
+        Raises: DeviceError where memory of other devices, though it can be had, has other contents.
+        """
         self._device.compile(instantiations((cuda_type(dtype),)))
+        self.wait_for_all()
+        for size in (THREADS, MOST_AT_ONCE + CHUNK):
+            x = from_numpy(np.full((1, size), self.index + 1, dtype), self._device)
+            self.all_reduce(x)
+            wrong = int(np.count_nonzero(x.numpy() != self.size * (self.size + 1) // 2))
+            if wrong:
+                raise DeviceError(
+                    f"{self._device.name} (rank {self.index}) gets {wrong} wrong sums of {size} over the ranks: the "
+                    "host connects the devices, but one does not read what another writes"
+                )
+        self.wait_for_all()
+        logger.info("rank %d on %s (%s) sums with the others", self.index, self._device.name, self._device.device_name)
 
     def all_reduce(self, x: Tensor) -> None:
         self._all_reduce(x, None)
@@ -91,22 +102,37 @@ class CudaCollectives(Collectives):
         self._all_reduce(x, residual)
         return True
 
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        rows, hidden = x.shape
+        config = norm_config(rows, hidden, self._most_blocks)
+        boxed = x.size <= MOST_AT_ONCE
+        # Beyond, two shots move less between more than two ranks.
+        if config is None or not (boxed or self.size == 2) or not aligned(16, x, residual, weight, out):
+            return False
+        params = AllReduceNormParams(
+            x, residual, weight, out, self._boxes, rows, hidden, eps, self.index, self.size, self._patience
+        )
+        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype), "true" if boxed else "false"), config, params)
+        return True
+
     def _all_reduce(self, x: Tensor, residual: Tensor | None) -> None:
-        dtype, config = cuda_type(x.dtype), meeting_config(x.size, CHUNK)
+        dtype = cuda_type(x.dtype)
         if x.size <= MOST_AT_ONCE:
+            config = meeting_config(x.size, CHUNK)
             adds = "false" if residual is None else "true"
             params = AllReduceParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)
             self._launch(ALL_REDUCE, (dtype, adds), config, params)
             return
         parts = AllReducePartsParams(x, self._boxes, x.size, self.index, self.size, self._patience)
-        self._launch(ALL_REDUCE_PARTS, (dtype,), config, parts)
+        self._launch(ALL_REDUCE_PARTS, (dtype,), meeting_config(x.size, CHUNK, self._most_blocks), parts)
 
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         rows, width = x.shape
         params = GatherColumnsParams(
             x, out, self._boxes, rows, width, whole, first, self.index, self.size, self._patience
         )
-        self._launch(GATHER_COLUMNS, (), meeting_config(rows * whole // self.size), params)
+        config = meeting_config(rows * whole // self.size, most_blocks=self._most_blocks)
+        self._launch(GATHER_COLUMNS, (), config, params)
 
     def own_ids(self, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> Tensor:
         config = LaunchConfig((ceil_div(ids.size, THREADS), 1, 1), (THREADS, 1, 1))
@@ -122,19 +148,19 @@ class CudaCollectives(Collectives):
 
     def least(self, value: int) -> int:
         self._group.numbers[self.index] = value
-        self._wait()
+        self.wait_for_all()
         found = min(self._group.numbers)
-        self._wait()
+        self.wait_for_all()
         return found
+
+    def wait_for_all(self) -> None:
+        self._group.rendezvous.wait(self.index, patient=True)
 
     @property
     def _patience(self) -> int:
         """In nanoseconds."""
         patient = self.starting and not self._device.is_capturing
-        return int((START_PATIENCE if patient else STEP_PATIENCE) * 1e9)
+        return int(max(self.patience, START_PATIENCE if patient else 0.0) * 1e9)
 
     def _launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
         self._device.launch(spec, template, config, params)
-
-    def _wait(self) -> None:
-        self._group.rendezvous.wait(self.index, patient=True)

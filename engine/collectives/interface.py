@@ -31,6 +31,10 @@ class Collectives(ABC):
         return False
 
     @abstractmethod
+    def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
+        """As `all_reduce_add`, and `out` [T, W] becomes `Ops.rmsnorm` of the residual. False: nothing was done."""
+
+    @abstractmethod
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         """Each rank's x [S, V_r] float32 into `out` [S, V] of rank 0, from column `first` of V = `whole` on.
 
@@ -59,3 +63,7 @@ class Collectives(ABC):
     @abstractmethod
     def least(self, value: int) -> int:
         """Of all ranks' values; on the host, and however long ranks take to come."""
+
+    @abstractmethod
+    def wait_for_all(self) -> None:
+        """Return when all ranks have come; on the host, and however long they take."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tessera.engine.contract.errors import RankError
 
 LOOK_SECONDS = 0.5  # between two looks at ranks that are late
+NOTE_SECONDS = 10.0  # between two log lines of a rank that waits patiently
 BUSY_SHARE = 0.05  # of the time between two looks that a rank's thread must have computed not to hang
 
 logger = logging.getLogger("tessera.engine")
@@ -21,6 +22,7 @@ class RankState:
     """What others see of a rank."""
 
     clock: int | None = None  # of its thread's CPU time
+    stage: str = "its start"  # what it does, for the log
     arrivals: int = 0
     wait_seconds: float = 0.0  # for the others
     steps: int = 0
@@ -33,11 +35,13 @@ class Rendezvous:
     Attributes:
         timeout: seconds after which a rank is late that neither comes nor computes.
         on_hang: told the error when a rank is late, in the thread of another: the late one cannot be told.
+        on_failure: called when a rank has failed or is late, in whichever thread noticed.
     """
 
     size: int
     timeout: float
     on_hang: Callable[[RankError], None] = lambda error: None
+    on_failure: Callable[[], None] = lambda: None
     states: list[RankState] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +61,7 @@ class Rendezvous:
             if self._error is None:
                 self._error = RankError(f"rank {index} failed: {type(cause).__name__}: {cause}")
             self._changed.notify_all()
+        self.on_failure()
 
     def wait(self, index: int, *, patient: bool = False) -> None:
         """Return when all ranks are here; `patient`: however long that takes.
@@ -73,18 +78,29 @@ class Rendezvous:
                 self._changed.notify_all()
                 return
             watch = None if patient else _Watch(self.timeout)
+            noted = begun
             while self._rounds < target:
                 came = self._changed.wait(LOOK_SECONDS)
                 self._raise_error()
-                if self._rounds >= target or came or watch is None:
+                if self._rounds >= target or came:
                     continue
                 late = [number for number, other in enumerate(self.states) if other.arrivals < target]
+                if watch is None:
+                    if time.monotonic() - noted >= NOTE_SECONDS:
+                        noted = time.monotonic()
+                        self._note(index, late, noted - begun)
+                    continue
                 if watch.hangs([self.states[number].clock for number in late]):
                     self._error = RankError(f"rank {late[0]} has not come for {self.timeout:g} s")
                     self._changed.notify_all()
+                    self.on_failure()
                     self.on_hang(self._error)
                     raise self._error
         state.wait_seconds += time.monotonic() - begun
+
+    def _note(self, index: int, late: list[int], seconds: float) -> None:
+        others = ", ".join(f"rank {number} (at {self.states[number].stage})" for number in late)
+        logger.info("rank %d (at %s) has waited %.0f s for %s", index, self.states[index].stage, seconds, others)
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -10,6 +10,8 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import LogFormat, LogLevel
 from tessera.engine.contract.speculation.settings import (
     DEFAULT_DRAFT_TOKENS,
+    DEFAULT_MODEL_DRAFT_TOKENS,
+    DRAFT_STEP_TOKENS,
     MAX_DRAFT_TOKENS,
     MAX_LOOKUP,
     MAX_STEP_DRAFTS,
@@ -369,10 +371,20 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         SpeculationMethod,
         Option(
             "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
-            "text that occurred before, also in earlier completions of the same key",
+            "text that occurred before, also in earlier completions of the same key; draft_model: what the smaller "
+            "--speculative-model says",
             group="speculation",
         ),
     ] = "suffix"
+    speculative_model: Annotated[
+        str | None,
+        Option(
+            "folder, GGUF file or hub id of the model of draft_model, which has the vocabulary of the served one",
+            group="speculation",
+            metavar="MODEL",
+            default="none",
+        ),
+    ] = None
     num_speculative_tokens: Annotated[
         int | None,
         Option(
@@ -381,7 +393,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             metavar="TOKENS",
             low=1,
             high=MAX_DRAFT_TOKENS,
-            default=str(DEFAULT_DRAFT_TOKENS),
+            default=f"{DEFAULT_DRAFT_TOKENS}, of a model {DEFAULT_MODEL_DRAFT_TOKENS}",
         ),
     ] = None
     prompt_lookup_min: Annotated[
@@ -402,8 +414,8 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     speculative_config: Annotated[
         dict[str, Any],
         Option(
-            "the same in vLLM's form: method, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; means "
-            "--speculation auto unless that is on",
+            "the same in vLLM's form: method, model, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; "
+            "means --speculation auto unless that is on",
             group="speculation",
             metavar="JSON",
         ),
@@ -424,17 +436,33 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
                 raise OptionError(
                     "--speculative-config is given, so its numbers cannot be options of their own as well"
                 )
+            if self.speculative_model is not None:
+                raise OptionError("--speculative-config is given, so --speculative-model must be its `model`")
             found = read_speculative_config(self.speculative_config)
             return msgspec.structs.replace(found, always=self.speculation == "on")
         if self.speculation == "off":
+            if self.speculative_model is not None:
+                raise OptionError("--speculative-model is given, but --speculation is off")
             return None
-        return make_speculation(self.speculative_method, *options, always=self.speculation == "on")
+        model = self.speculative_model or ""
+        return make_speculation(self.speculative_method, *options, model=model, always=self.speculation == "on")
 
     @property
     def max_step_drafts(self) -> int:
         """Most draft tokens of a step."""
         settings = self.speculation_settings
         return 0 if settings is None else min(self.max_num_seqs * settings.num_tokens, MAX_STEP_DRAFTS)
+
+    @property
+    def draft_step_tokens(self) -> int:
+        """Most tokens of a step of the draft model: of each sequence a token and the last accepted one fit."""
+        return max(2 * self.max_num_seqs, min(self.max_num_batched_tokens, DRAFT_STEP_TOKENS))
+
+    def with_draft_model(self, path: str) -> EngineConfig:
+        """A copy whose draft model is the folder or file `path`."""
+        if self.speculative_config:
+            return msgspec.structs.replace(self, speculative_config={**self.speculative_config, "model": path})
+        return msgspec.structs.replace(self, speculative_model=path)
 
     def verify(self) -> None:
         """Raise ConfigError naming the first option whose value cannot work."""
@@ -448,7 +476,9 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             raise ConfigError("--kv-offload-disk-gib needs --kv-offload-dir, whose size it bounds")
         if self.serves_adapters:
             self._verify_adapters()
-        _ = self.speculation_settings  # raises where it cannot be met
+        speculation = self.speculation_settings
+        if speculation is not None and speculation.uses_model and self.tensor_parallel_size > 1:
+            raise ConfigError(f"the speculative method {speculation.method} cannot be used with --tensor-parallel-size")
         if self.tensor_parallel_size > 1 and self.cpu_offload_gib not in (None, "0"):
             raise ConfigError("--cpu-offload-gib cannot be used with --tensor-parallel-size")
         if self.tensor_parallel_size > 1 and self.scoring == "yes-no":

@@ -252,6 +252,16 @@ class OffloadInfo(msgspec.Struct, frozen=True, kw_only=True):
     copy_seconds: float
 
 
+class DraftInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that drafts tokens; `kv_cache_bytes`: of its part of the KV blocks."""
+
+    architecture: str
+    num_parameters: int
+    weight_bytes: int
+    kv_cache_bytes: int
+    num_tokens: int  # most of a draft
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts settled when the engine starts, for logs, /v1/models and request checks.
 
@@ -285,6 +295,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     embeddings: tuple[EmbeddingInfo, ...] = ()
     scorer: ScorerInfo | None = None
     speculates: bool = False  # tokens are drafted
+    draft: DraftInfo | None = None  # the model that drafts them
     stored_bytes: dict[str, int] = {}  # of a GGUF file or a quantised checkpoint, by type
     short_rope_len: int = 0  # of the RoPE tables: longer sequences share no prefixes with shorter ones
 

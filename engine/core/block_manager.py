@@ -13,7 +13,7 @@ hit, never a wrong answer.
 
 With `tiers`, evicted blocks go there, and a sequence whose prefix lies there has it loaded before its first step.
 A `report` hears of every block that can be found from now on, and of those that cannot any more; what lies in a tier
-can.
+can. `draft_keys` know which blocks a draft model has computed.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tessera.engine.kv_tiers.load import SavedTail
 from tessera.engine.kv_tiers.prefix_report import PrefixReport
 from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
 from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.speculation.draft_keys import DraftKeys
 
 MAX_STORED_AHEAD = 512  # blocks of the device that can be had without waiting for a copy of their contents
 
@@ -52,11 +53,13 @@ class BlockManager:
         tiers: KVTiers | None = None,
         digest: Digest = sha256,
         report: PrefixReport | None = None,
+        draft_keys: DraftKeys | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
         self.tiers = tiers
+        self.draft_keys = draft_keys
         self.free_blocks = list(range(num_blocks - 1, -1, -1))
         self.cached_blocks: OrderedDict[int, None] = OrderedDict()
         self.reference_counts = [0] * num_blocks
@@ -123,6 +126,8 @@ class BlockManager:
             self._reference(block)
         sequence.block_table.extend(blocks)
         sequence.num_published_blocks = len(blocks)
+        if self.draft_keys is not None:
+            sequence.num_drafter_tokens = self.draft_keys.count_tokens(blocks)
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Grow the block table to hold `num_tokens` tokens; False, and nothing changed, if it cannot."""
@@ -170,7 +175,7 @@ class BlockManager:
                 self._withdraw(block)
             self._dereference(block)
         sequence.block_table.clear()
-        sequence.num_published_blocks = 0
+        sequence.num_published_blocks = sequence.num_drafter_tokens = sequence.num_drafter_chunk = 0
 
     def reset(self, accounts: Collection[int] | None = None) -> None:
         """Take all blocks out of the prefix cache, even those in use, or those that these accounts have computed."""
@@ -189,6 +194,8 @@ class BlockManager:
                 self._report.note_evicted(entry.digest)
         self.free_blocks += self.cached_blocks
         self.cached_blocks.clear()
+        if self.draft_keys is not None:
+            self.draft_keys.forget_all()
 
     # -- tiers ----------------------------------------------------------------------------------
 
@@ -326,14 +333,21 @@ class BlockManager:
         else:
             self._reference(entry.block)
             sequence.block_table[index] = entry.block
+            if self.draft_keys is not None and not self.draft_keys.is_complete(entry.block):
+                sequence.num_drafter_tokens = min(sequence.num_drafter_tokens, index * self.block_size)
             self._dereference(own)
 
     def _take(self) -> int:
         """Pop a free block, or evict a cached one."""
         self._num_taken += 1
         if self.free_blocks:
-            return self.free_blocks.pop()
+            block = self.free_blocks.pop()
+            if self.draft_keys is not None:
+                self.draft_keys.forget_block(block)
+            return block
         block, _ = self.cached_blocks.popitem(last=False)
+        if self.draft_keys is not None:
+            self.draft_keys.forget_block(block)
         entry = self._forget(block)
         if entry is not None:
             if self.tiers is not None:

@@ -35,7 +35,7 @@ from tessera.engine.core.request_verifier import RequestVerifier
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.sequence import ClientId, Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep
-from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult, TokenMask
 from tessera.engine.grammar.compiler import GrammarCompiler, PendingGrammar
 from tessera.engine.grammar.constraint import (
     GrammarConstraint,
@@ -46,6 +46,9 @@ from tessera.engine.grammar.constraint import (
 from tessera.engine.grammar.token_tables import TokenTables
 from tessera.engine.kv_tiers.prefix_report import PrefixReport
 from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
+from tessera.engine.speculation.masks import masks_along
+from tessera.engine.speculation.model_drafts import ModelDrafts
 from tessera.engine.speculation.speculator import Speculator
 
 Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
@@ -57,9 +60,13 @@ ADAPTER_WAIT = 0.002  # likewise for an adapter that is being read
 
 
 class Running(Protocol):
-    """A submitted step; `result` waits for it."""
+    """A submitted step; `result` waits for it, and `drafts` for the tokens that its draft model computed.
+
+    These are [num_tokens, num_slots], of which what no sequence's draft has means nothing.
+    """
 
     def result(self) -> StepResult: ...
+    def drafts(self) -> Int32Array: ...
 
 
 class Runner(Protocol):
@@ -84,6 +91,7 @@ class EngineCore:
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
     tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
+    `draft_limits` are those of the runner's draft model, where the settings ask for one.
     Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
 
@@ -104,17 +112,20 @@ class EngineCore:
         tiers: KVTiers | None = None,
         adapters: AdapterCatalog | None = None,
         prefix_report: PrefixReport | None = None,
+        draft_limits: DraftLimits | None = None,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
         self.metrics = metrics if metrics is not None else EngineMetrics(config.model)
         self._tiers = tiers
+        draft_keys = None if draft_limits is None else DraftKeys(num_kv_blocks, config.block_size)
         self.block_manager = BlockManager(
             num_kv_blocks,
             config.block_size,
             prefix_caching=config.prefix_caching,
             tiers=tiers,
             report=prefix_report,
+            draft_keys=draft_keys,
         )
         self._vocab_size = vocab_size
         self._max_context = min(max_model_len, num_kv_blocks * config.block_size)
@@ -135,9 +146,13 @@ class EngineCore:
             batch_invariant=config.batch_invariant,
             adapters=self._adapter_seats,
             max_drafts=config.max_step_drafts,
+            draft_rope_len=0 if draft_limits is None else draft_limits.short_rope_len,
         )
         speculation = config.speculation_settings
-        self._speculator = Speculator(speculation) if speculation is not None else None
+        drafts = None
+        if draft_limits is not None and draft_keys is not None:
+            drafts = ModelDrafts(draft_limits, draft_keys, config.draft_step_tokens)
+        self._speculator = Speculator(speculation, drafts) if speculation is not None else None
         self.metrics.speculator = self._speculator
         self._batch_invariant = config.batch_invariant
         self._runner = runner
@@ -297,6 +312,7 @@ class EngineCore:
             self._finish_step(outputs)
         if step is not None:
             if step.constrained:
+                self._learn_drafts(*in_flight[-1][:2])
                 self._runner.sample(in_flight[-1][1], self._token_mask(step))
             if not self._runner.asynchronous:
                 self._finish_step(outputs)
@@ -312,20 +328,36 @@ class EngineCore:
         """Take the oldest step's result."""
         step, running, submitted = self._in_flight.popleft()
         result = running.result()
+        self._learn_drafts(step, running)
         now = self._clock()
         self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
-        if self._speculator is not None and step.is_decode:
+        if self._speculator is not None and step.is_decode and not step.reads_texts:
             seconds = now - self._last_finished  # what the host does in between counts
             self._speculator.costs.record_step(len(step.sequences), step.num_draft_tokens, seconds)
         self._last_finished = now
         self.postprocess(step, result, outputs)
+
+    def _learn_drafts(self, step: ScheduledStep, running: Running) -> None:
+        """Wait for draft tokens that only the device knows. Of a constrained sequence those can be accepted that its
+        constraint allows, and their masks are known now."""
+        unknown = [draft for draft in step.verified if draft.is_unknown]
+        if not unknown:
+            return
+        drafts = running.drafts()
+        for draft in unknown:
+            sequence = step.sampled[draft.index]
+            tokens = drafts[: len(draft.rows), draft.slot].tolist()
+            if sequence.constraint is not None and not sequence.is_finished:
+                sequence.draft_masks = masks_along(sequence.constraint, tokens, self._grammars)
+                tokens = tokens[: len(sequence.draft_masks)]
+            draft.tokens, draft.slot = tokens, -1
 
     def _token_mask(self, step: ScheduledStep) -> TokenMask | None:
         """Masks of the constrained rows, without those of sequences that have ended; None if none is left."""
         masks = [
             (row, sequence.draft_masks[depth - 1] if depth else sequence.constraint.mask)
             for row, sequence, depth in step.constrained
-            if sequence.constraint is not None and not sequence.is_finished
+            if sequence.constraint is not None and not sequence.is_finished and depth <= len(sequence.draft_masks)
         ]
         if not masks:
             return None
@@ -381,8 +413,8 @@ class EngineCore:
             count = num_accepted[draft.index] = draft.count_accepted(token_ids)
             sequence = step.sampled[draft.index]
             if self._speculator is not None and sequence.drafting is not None and not sequence.is_finished:
-                self._speculator.note_verified(sequence.drafting, len(draft.tokens), count)
-            self.scheduler.give_back(sequence, len(draft.tokens) - count)
+                self._speculator.note_verified(sequence.drafting, draft, count)
+            self.scheduler.give_back(sequence, len(draft.rows) - count)
             sequence.draft = []
         return num_accepted
 

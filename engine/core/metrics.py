@@ -30,7 +30,7 @@ from tessera.engine.contract.histogram import (
 from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import EngineTotals, FinishReason, SchedulerStats
 from tessera.engine.core.sequence import Sequence
-from tessera.engine.speculation.speculator import Speculator
+from tessera.engine.speculation.speculator import DraftCounts, Speculator
 
 AdaptersInUse = Callable[[], tuple[set[str], set[str]]]  # -> names of those of running and of waiting sequences
 
@@ -233,14 +233,16 @@ class EngineMetrics(Collector):
         yield finished
 
     def _collect_drafts(self, speculator: Speculator) -> Iterator[Metric]:
-        counters = {
-            "spec_decode_num_drafts": ("Drafts verified.", speculator.num_drafts),
-            "spec_decode_num_draft_tokens": ("Draft tokens verified.", speculator.num_draft_tokens),
-            "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", speculator.num_accepted_tokens),
+        by_source = sorted(speculator.by_source.copy().items())
+        counters: dict[str, tuple[str, Callable[[DraftCounts], int]]] = {
+            "spec_decode_num_drafts": ("Drafts verified.", lambda counts: counts.num_drafts),
+            "spec_decode_num_draft_tokens": ("Draft tokens verified.", lambda counts: counts.num_tokens),
+            "spec_decode_num_accepted_tokens": ("Draft tokens accepted.", lambda counts: counts.num_accepted),
         }
         for name, (documentation, value) in counters.items():
-            family = CounterMetricFamily(self._prefix + name, documentation, labels=["model_name"])
-            family.add_metric([self._model_name], value)
+            family = CounterMetricFamily(self._prefix + name, documentation, labels=["model_name", "method"])
+            for source, counts in by_source:
+                family.add_metric([self._model_name, source], value(counts))
             yield family
         by_position = CounterMetricFamily(
             self._prefix + "spec_decode_num_accepted_tokens_per_pos",

@@ -61,10 +61,12 @@ class Scheduler:
         batch_invariant: bool = False,
         adapters: AdapterSeats | None = None,
         max_drafts: int = 0,
+        draft_rope_len: int = 0,
     ) -> None:
         """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too.
 
         `batch_invariant`: sequences have a `prefill_end`. `max_drafts`: most draft tokens of a step.
+        `draft_rope_len`: short form of a draft model's RoPE tables.
         """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()
@@ -77,7 +79,14 @@ class Scheduler:
         self.loading: list[Sequence] = []
         self._loaded: list[Sequence] = []  # running, but in no step yet
         num_blocks = block_manager.num_blocks_for(max_context)
-        self._slots = SlotTable(max_num_seqs, num_blocks, block_manager.block_size, batch_invariant=batch_invariant)
+        self._slots = SlotTable(
+            max_num_seqs,
+            num_blocks,
+            block_manager.block_size,
+            batch_invariant=batch_invariant,
+            draft_keys=block_manager.draft_keys,
+            draft_rope_len=draft_rope_len,
+        )
         self._recomputed_rows = 0  # that the step has room for
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
@@ -114,13 +123,14 @@ class Scheduler:
 
     def record_duration(self, step: ScheduledStep, seconds: float) -> None:
         """An executed step took `seconds`."""
-        if not step.verified:
+        if not step.verified and not step.reads_texts:
             self._prefill_budget.record_step(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
 
     def give_back(self, sequence: Sequence, num_rejected: int) -> None:
         """So many tokens of the sequence's draft were rejected: they are not computed, and need no blocks."""
         if sequence.is_running and num_rejected:
             sequence.num_computed_tokens -= num_rejected
+            sequence.num_drafter_tokens = min(sequence.num_drafter_tokens, sequence.num_computed_tokens)
             self.block_manager.trim(sequence, sequence.num_computed_tokens)
             self._slots.note_rejected(sequence)
 

@@ -72,7 +72,10 @@ class Sequence:
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
         drafting: proposes drafts; None where none are made.
         draft: tokens that may follow `token_ids`, which the next step verifies, or the one that is being executed.
+        draft_source: a method, `grammar` or `prediction`.
         draft_masks: where constrained, the masks behind each of them.
+        num_drafter_tokens: leading tokens of which the draft model has keys and values.
+        num_drafter_chunk: tokens behind those that it reads before the next step.
     """
 
     request_id: str
@@ -115,7 +118,10 @@ class Sequence:
     constraint: TokenConstraint | None = None
     drafting: Drafting | None = None
     draft: list[int] = field(default_factory=list)
+    draft_source: str = ""
     draft_masks: list[Words] = field(default_factory=list)
+    num_drafter_tokens: int = 0
+    num_drafter_chunk: int = 0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None

@@ -5,14 +5,25 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import RowFlag
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
-from tessera.engine.core.step_batch import Int32Array, SamplingBatch, SlotInit, StepBatch, TableUpdates
+from tessera.engine.core.step_batch import (
+    Int32Array,
+    SamplingBatch,
+    SlotInit,
+    StepBatch,
+    TableUpdates,
+    draft_reference,
+)
+from tessera.engine.speculation.draft_keys import DraftKeys
+from tessera.engine.speculation.model_drafts import ON_DEVICE, PROMPT_ROOM
 from tessera.engine.speculation.verification import VerifiedDraft
 
 
@@ -24,6 +35,7 @@ class ScheduledStep:
         sequences: the rows of `batch`; `num_scheduled_tokens` goes with them.
         sampled: those that catch up with their tokens, in the order of the first rows that are sampled.
         verified: the drafts.
+        reads_texts: the draft model reads more before it than newest tokens.
         filled: those that fill a block, with their number of computed tokens after the step, drafts included.
         admitted: those that start with this step; also in `sequences`.
         constrained: the sampled rows that wait for a mask, with their sequences and how many draft tokens are before.
@@ -41,10 +53,11 @@ class ScheduledStep:
     preempted: list[Sequence] = field(default_factory=list)
     prompt_rows: list[tuple[Sequence, int]] = field(default_factory=list)
     verified: list[VerifiedDraft] = field(default_factory=list)
+    reads_texts: bool = False
 
     @property
     def num_draft_tokens(self) -> int:
-        return sum([len(draft.tokens) for draft in self.verified])
+        return sum([len(draft.rows) for draft in self.verified])
 
     @property
     def is_decode(self) -> bool:
@@ -71,8 +84,21 @@ class SlotTable:
     `prefill_end` are rows of at least two, and the others rows of one.
     """
 
-    def __init__(self, num_slots: int, max_num_blocks: int, block_size: int, *, batch_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_num_blocks: int,
+        block_size: int,
+        *,
+        batch_invariant: bool = False,
+        draft_keys: DraftKeys | None = None,
+        draft_rope_len: int = 0,
+    ) -> None:
+        """`draft_rope_len`: short form of the draft model's RoPE tables."""
         self._batch_invariant = batch_invariant
+        self._draft_keys = draft_keys
+        self._draft_rope_len = draft_rope_len
+        self._num_slots = num_slots
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._block_tables = np.zeros((num_slots, max_num_blocks), np.int32)
@@ -136,11 +162,74 @@ class SlotTable:
             np.int32,
         )
         if not admitted and max(num_scheduled) == 1 and (num_tokens == starts + 1).all():
-            return self._renew_stale(self._gather_decodes(sequences, num_scheduled, slots, starts, newest))
-        step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
-        step.admitted = admitted
-        step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
+            step = self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+        else:
+            step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
+            step.admitted = admitted
+            step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
+        if self._draft_keys is not None:
+            self._gather_drafting(step, self._draft_keys)
         return self._renew_stale(step)
+
+    def _gather_drafting(self, step: ScheduledStep, keys: DraftKeys) -> None:
+        """The draft model's steps before this one: the first reads what it has not read of the texts."""
+        readers = [sequence for sequence in step.sequences if sequence.num_drafter_chunk]
+        if not readers:
+            return
+        samples = np.array([_drafts_on_device(sequence) for sequence in readers], bool)
+        drafting = [readers[index] for index in np.flatnonzero(samples).tolist()]
+        counts = np.array([sequence.num_drafter_chunk for sequence in readers], np.int32)
+        starts = np.array([sequence.num_drafter_tokens for sequence in readers], np.int32)
+        stops = np.cumsum(counts, dtype=np.int32)
+        positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(starts - (stops - counts), counts)
+        input_ids = array("i")
+        for sequence in readers:
+            first = sequence.num_drafter_tokens
+            stop = first + sequence.num_drafter_chunk
+            input_ids += sequence.token_ids[first:stop]
+            keys.note_computed(sequence.block_table, first, stop)
+            sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
+        for sequence in drafting:
+            sequence.num_drafter_tokens += len(sequence.draft) - 1
+        batch = self._draft_step(readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
+        batch.table_updates = step.batch.table_updates
+        steps = [batch]
+        for number in range(1, max([len(sequence.draft) for sequence in drafting], default=0)):
+            longer = [sequence for sequence in drafting if len(sequence.draft) > number]
+            ones = np.ones(len(longer), np.int32)
+            positions = np.array([sequence.num_tokens + number - 1 for sequence in longer], np.int32)
+            newest = np.array([-1 - sequence.slot for sequence in longer], np.int32)
+            steps.append(self._draft_step(longer, ones, positions, newest, ones.astype(bool)))
+        step.batch.drafting = tuple(steps)
+        step.reads_texts = bool((counts > PROMPT_ROOM).any())
+
+    def _draft_step(
+        self,
+        sequences: list[Sequence],
+        counts: Int32Array,
+        positions: Int32Array,
+        input_ids: Int32Array,
+        samples: np.ndarray[Any, np.dtype[np.bool_]],
+    ) -> StepBatch:
+        """One of the draft model: consecutive tokens of each sequence, of which those that `samples` says are sampled
+        as their step will, without adjustments."""
+        slots = np.array([sequence.slot for sequence in sequences], np.int32)
+        cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
+        np.cumsum(counts, out=cu_seqlens_q[1:])
+        last = cu_seqlens_q[1:] - 1
+        context_lens = positions[last] + 1
+        blocks = self._block_tables[np.repeat(slots, counts), positions // self._block_size]
+        rows = [first_row(self._draft_rope_len, sequence.max_num_tokens) for sequence in sequences]
+        return StepBatch(
+            input_ids=input_ids,
+            positions=positions + np.repeat(np.array(rows, np.int32), counts),
+            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
+            table_rows=slots,
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            logits_indices=last[samples],
+            sampling=self._gather_sampling(slots[samples], context_lens[samples]),
+        )
 
     def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
         if self._stale:
@@ -183,7 +272,7 @@ class SlotTable:
         for row in np.flatnonzero((counts > 1) | ~has_caught_up).tolist():
             chunk = sequences[row].token_ids[starts[row] : context_lens[row]]
             if num_drafts[row]:
-                chunk += array("i", sequences[row].draft)
+                chunk += array("i", self._draft_ids(sequences[row]))
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
@@ -231,6 +320,12 @@ class SlotTable:
             prompt_rows=askers,
             verified=rounds.drafts(sampled),
         )
+
+    def _draft_ids(self, sequence: Sequence) -> list[int]:
+        draft, slot = sequence.draft, sequence.slot
+        if not _drafts_on_device(sequence):
+            return draft
+        return [draft_reference(number, slot, self._num_slots) for number in range(len(draft))]
 
     def _take_updates(self, sequences: list[Sequence]) -> TableUpdates | None:
         """Changes of the block tables of `sequences` that the runner does not have yet."""
@@ -314,7 +409,16 @@ class _Rounds:
         rows: dict[int, list[int]] = {}
         for row in range(len(sampled), len(self.order)):
             rows.setdefault(int(self.order[row]), []).append(row)
-        return [VerifiedDraft(index, sampled[index].draft, rows[index]) for index in sorted(rows)]
+        return [_verified(index, sampled[index], rows[index]) for index in sorted(rows)]
+
+
+def _verified(index: int, sequence: Sequence, rows: list[int]) -> VerifiedDraft:
+    tokens, slot = ([], sequence.slot) if _drafts_on_device(sequence) else (sequence.draft, -1)
+    return VerifiedDraft(index, tokens, rows, sequence.draft_source, slot)
+
+
+def _drafts_on_device(sequence: Sequence) -> bool:
+    return bool(sequence.draft) and sequence.draft[0] == ON_DEVICE
 
 
 def _needs_mask(sequence: Sequence) -> bool:

@@ -148,6 +148,9 @@ class StepBatch:
     # With drafts, how many of the sampled rows are behind no draft token of their sequence, behind one, and so on: the
     # rows come in this order, and each sequence has at most one in each of these rounds.
     rounds: tuple[int, ...] = ()
+    # The draft model's steps before this one: each gives every sequence that it samples one draft token, and reads the
+    # newest draft token of slot s as -1 - s. The step itself reads the draft of slot s by `draft_reference`.
+    drafting: tuple[StepBatch, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -170,6 +173,11 @@ class StepBatch:
     @property
     def num_sampled(self) -> int:
         return len(self.logits_indices)
+
+
+def draft_reference(number: int, slot: int, num_slots: int) -> int:
+    """Token id that stands for draft token `number` of a slot, in the place after what was sampled last in each."""
+    return -1 - (num_slots * (1 + number) + slot)
 
 
 @dataclass

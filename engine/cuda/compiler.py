@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,7 @@ from tessera.engine.cuda.sources import SourceFile, Sources
 
 SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "cuda_src"
 OPTIONS = ("--std=c++17",)
+COMPILING: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by key; several devices want the same
 NAMES_PER_PROGRAM = 4  # more of a file's instantiations are compiled side by side
 
 
@@ -68,10 +70,11 @@ class Compiler:
         """
         files = self._sources.of(program.file)
         key = self._key(program, files)
-        cubin = self.cache.load(key)
-        if cubin is None:
-            cubin = self._run(program, {name: file.text for name, file in files.items()})
-            self.cache.store(key, cubin)
+        with COMPILING[key]:
+            cubin = self.cache.load(key)
+            if cubin is None:
+                cubin = self._run(program, {name: file.text for name, file in files.items()})
+                self.cache.store(key, cubin)
         return cubin
 
     @cached_property

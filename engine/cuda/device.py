@@ -140,6 +140,9 @@ class CudaDevice(Device):
         """Give freed memory that the pool keeps back to the driver."""
         self._pool.empty_cache()
 
+    def keep_large_memory(self) -> None:
+        self._pool.keeps_large = True
+
     def make_releasable(self) -> None:
         """Have large pieces that are allocated from now on in `virtual_memory`."""
         self._pool.source = self.virtual_memory = VirtualMemory(self._index, self.activate)
@@ -183,7 +186,6 @@ class CudaDevice(Device):
         check(driver.cuMemcpyDtoDAsync, destination, source, nbytes, self.stream)
 
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
-        """Set every byte of device memory to `value`."""
         self.activate()
         check(driver.cuMemsetD8Async, pointer, value, nbytes, self.stream)
 

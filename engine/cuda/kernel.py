@@ -41,7 +41,8 @@ class KernelSpec(Generic[P]):
             one never starts early.
         batch_invariant: only engines whose results must not depend on the batch launch it.
         on_demand: only some models launch it: those with weights of certain formats, for which `Ops.reserve_linear`
-            compiles it, or with operations that few models have, for which `CudaOps.compile` is told.
+            compiles it, or with operations that few models have, for which `CudaOps.compile` is told; or
+            training alone does.
     """
 
     file: str

@@ -52,14 +52,15 @@ class Allocation:
         self.pointer = pointer
 
 
-def size_class(nbytes: int) -> int:
+def size_class(nbytes: int, *, pooled: bool = False) -> int:
     """The bytes really taken for `nbytes`: four classes an octave up to 32 MiB, then multiples of 2 MiB.
 
-    So at most a fifth of a pooled piece is unused.
+    So at most a fifth of a pooled piece is unused. `pooled`: of larger pieces eight classes an octave.
     """
     if nbytes <= SMALLEST_CLASS:
         return SMALLEST_CLASS
-    step = 2 * 2**20 if nbytes > LARGEST_POOLED else 1 << ((nbytes - 1).bit_length() - 3)
+    bits = (nbytes - 1).bit_length()
+    step = 1 << (bits - 3) if nbytes <= LARGEST_POOLED else 1 << (bits - 4) if pooled else 2 * 2**20
     return -(-nbytes // step) * step
 
 
@@ -74,7 +75,8 @@ class LargeMemory(Protocol):
 
 
 class MemoryPool:
-    """Hands out device memory; what is freed up to 32 MiB is kept for the next of its size class.
+    """Hands out device memory; what is freed up to 32 MiB is kept for the next of its size class, with `keeps_large`
+    what is larger, too.
 
     All work of a device runs on one stream, so a freed piece may be handed out again at once: what
     the next owner does to it happens after what the last one did. List operations are atomic, so
@@ -82,12 +84,15 @@ class MemoryPool:
 
     Attributes:
         source: where larger pieces are from; None: the driver's allocator, as smaller ones.
+        keeps_large: for work that allocates and frees the same large pieces over and over, since the driver waits for
+            the device whenever it takes memory back.
     """
 
     def __init__(self, activate: Callable[[], object], passing: Passing | None = None) -> None:
         """Calls that make the device's context current: for good, and for a while where it may not be the only one."""
         self._activate, self._passing = activate, passing or partial(_for_good, activate)
         self.source: LargeMemory | None = None
+        self.keeps_large = False
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self.statistics = PoolStatistics()
 
@@ -96,7 +101,7 @@ class MemoryPool:
 
         Raises: OutOfMemoryError if the driver has not as much even once the cached pieces are freed.
         """
-        size = size_class(nbytes)
+        size = size_class(nbytes, pooled=self.keeps_large)
         try:
             pointer = self._free[size].pop()
             self.statistics.hits += 1
@@ -119,7 +124,7 @@ class MemoryPool:
 
     def _release(self, pointer: int, size: int) -> None:
         self.statistics.in_use -= size
-        if size > LARGEST_POOLED:
+        if size > LARGEST_POOLED and not self.keeps_large:
             self._to_driver(pointer)
         else:
             self._free[size].append(pointer)

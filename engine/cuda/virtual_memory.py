@@ -110,15 +110,18 @@ class VirtualMemory:
         Raises: OutOfMemoryError, with nothing changed: other work has taken the device's memory.
         """
         self._activate()
+        kept_first = sorted(self._sizes, key=lambda pointer: pointer not in self._contents)
         try:
-            for pointer, size in self._sizes.items():
-                self._map(pointer, size)
+            for pointer in kept_first:  # copies run while the rest is mapped
+                self._map(pointer, self._sizes[pointer])
+                if pointer in self._contents:
+                    contents = _address(self._contents[pointer])
+                    check(driver.cuMemcpyHtoDAsync, pointer, contents, self._sizes[pointer], 0)
         except DeviceError:
+            check(driver.cuCtxSynchronize)
             for pointer, size in self._sizes.items():
                 self._unmap(pointer, size)
             raise
-        for pointer, contents in self._contents.items():
-            check(driver.cuMemcpyHtoDAsync, pointer, _address(contents), self._sizes[pointer], 0)
         check(driver.cuCtxSynchronize)
         self.is_released = False
 

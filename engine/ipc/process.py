@@ -82,6 +82,7 @@ from tessera.engine.tensor import Buffer, Device
 
 if TYPE_CHECKING:
     from tessera.engine.adapters.catalog import AdapterCatalog
+    from tessera.engine.drafters.draft_model import DraftModel
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.kv_tiers.tiers import KVTiers
     from tessera.engine.models.config import ModelConfig
@@ -484,6 +485,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.core.core import EngineCore
     from tessera.engine.core.embedder import EmbeddingOnlyCore
     from tessera.engine.core.metrics import EngineMetrics
+    from tessera.engine.drafters.make import make_drafter
     from tessera.engine.grammar.compiler import GrammarCompiler
     from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
@@ -518,6 +520,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         encoder = LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
         return with_sleeper(encoder, config, device)
+    drafter = make_drafter(config, model, ops)
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left
     ranks: ParallelRunner | None = None
@@ -527,7 +530,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         if not runner.generates:
             raise ConfigError("--tensor-parallel-size is for models that generate text, and this one has no head")
     else:
-        runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank)
+        runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank, drafter=drafter)
         embedding.add_decoder(model, runner)
     planes = ranks.planes if ranks is not None else runner.kv_cache.planes if runner.generates else []
     tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
@@ -539,6 +542,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         embeddings=embedding.infos,
         scorer=embedding.scorer,
         tiers=tiers,
+        drafter=drafter,
     )
     if not runner.generates:
         grammars.close()
@@ -561,6 +565,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         tiers=tiers,
         prefix_report=prefix_report,
         adapters=adapters,
+        draft_limits=drafter.limits if drafter is not None else None,
     )
 
     rank_metrics = None
@@ -629,6 +634,7 @@ def engine_info(
     embeddings: tuple[EmbeddingInfo, ...],
     scorer: ScorerInfo | None,
     tiers: KVTiers | None,
+    drafter: DraftModel | None = None,
 ) -> EngineInfo:
     """The facts of a loaded decoder; `runner` is rank 0's where `ranks` share it."""
     from tessera.engine.gguf.model import stored_bytes
@@ -659,6 +665,7 @@ def engine_info(
         load_seconds=load_seconds,
         generates=runner.generates,
         speculates=config.speculation_settings is not None,
+        draft=drafter.info if drafter is not None else None,
         embeddings=embeddings,
         scorer=scorer,
         stored_bytes=(runner.stored_bytes if ranks is None else ranks.stored_bytes) or stored_bytes(Path(config.model)),

@@ -12,7 +12,7 @@ from tessera.engine.contract.histogram import SECONDS_OF_DELAY
 from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.stalls import StallWatch
 from tessera.engine.core.core import Runner, Running
-from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult, TokenMask
 
 
 class Turns(CollectorRegistry):
@@ -67,6 +67,13 @@ class TimedRunning:
         self.turns.begin_computation()
         try:
             return self.running.result()
+        finally:
+            self.turns.end_computation()
+
+    def drafts(self) -> Int32Array:
+        self.turns.begin_computation()
+        try:
+            return self.running.drafts()
         finally:
             self.turns.end_computation()
 

@@ -66,9 +66,10 @@ class ResidualAdd:
         projection: LinearWeight | None,
         ops: Ops,
         ranks: Collectives | None,
+        next_norm: Norm | None = None,
     ) -> None:
         """`projection`: the last product; None in a mixture of experts, which adds what it combined. `ranks`: that sum
-        their updates."""
+        their updates. `next_norm`: of the stream, before the next half."""
         self._ops = ops
         self._projection = projection
         self._after = make_norm(norms.after, weights.after)
@@ -77,6 +78,15 @@ class ResidualAdd:
         self._ranks = ranks
         self._adds_product = layer.adds_product(norms)
         self.fused = ranks is None and self._adds_product
+        is_summed = ranks is not None and self._adds_product
+        self._next_norm = (
+            next_norm if next_norm is not None and next_norm.spec.kind == "rmsnorm" and is_summed else None
+        )
+
+    @property
+    def has_normed(self) -> bool:
+        """Whether `buffers.normed` is what the next half begins with, after `add`."""
+        return self._next_norm is not None
 
     def add(self, inner: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the half whose product's input is `inner`."""
@@ -85,15 +95,24 @@ class ResidualAdd:
         if self.fused:
             ops.linear(inner, self._projection, epilogue=ACCUMULATE, out=stream)
             return
-        self.add_update(ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]]), stream)
+        self.add_update(ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]]), stream, buffers)
 
-    def add_update(self, update: Tensor, stream: Tensor) -> None:
+    def add_update(self, update: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += what the half computed, in `buffers.update`; not where it is `fused`."""
-        ops = self._ops
-        if self._ranks is not None:
-            if self._adds_product and self._ranks.all_reduce_add(update, stream):
+        ops, ranks, norm = self._ops, self._ranks, self._next_norm
+        if norm is not None:
+            assert ranks is not None
+            normed, weight = buffers.normed[: stream.shape[0]], norm.weights.weight
+            if not ranks.all_reduce_add_norm(update, stream, weight, norm.spec.eps, out=normed):
+                if not ranks.all_reduce_add(update, stream):
+                    ranks.all_reduce(update)
+                    ops.add(stream, update, out=stream)
+                norm.apply(ops, stream, out=normed)
+            return
+        if ranks is not None:
+            if self._adds_product and ranks.all_reduce_add(update, stream):
                 return
-            self._ranks.all_reduce(update)
+            ranks.all_reduce(update)
         if self._after is not None:
             self._after.apply(ops, update, out=update)
         if self._multiplier != 1.0:
@@ -106,12 +125,16 @@ class ResidualAdd:
 class HalfInput:
     """The begin of a half: the norm before its first product, which takes the stream."""
 
-    def __init__(self, norm: Norm | None, projection: LinearWeight, ops: Ops) -> None:
-        self._norm = norm
+    def __init__(self, norm: Norm | None, projection: LinearWeight, ops: Ops, *, is_normed: bool = False) -> None:
+        """`is_normed`: the half before has put the norm of the stream into `buffers.normed`."""
+        self._norm = None if is_normed else norm
+        self._is_normed = is_normed
         self._projection = projection
         self._ops = ops
 
     def project(self, stream: Tensor, buffers: LayerBuffers, out: Tensor, activate: Activate | None = None) -> Tensor:
+        if self._is_normed:
+            stream = buffers.normed[: stream.shape[0]]
         prologue = None if self._norm is None else self._norm.prologue(buffers.normed[: stream.shape[0]])
         return self._ops.linear(stream, self._projection, prologue=prologue, epilogue=activate, out=out)
 
@@ -174,14 +197,17 @@ class CausalAttention:
         cache: tuple[Tensor, Tensor],
         cos_sin: Tensor | None,
         ranks: Collectives | None = None,
+        *,
+        is_normed: bool = False,
     ) -> None:
-        """`ranks`: that share the heads; `spec` and the weights are this one's."""
+        """`ranks`: that share the heads; `spec` and the weights are this one's. `is_normed`: see `HalfInput`."""
         self._spec = spec
         self._ops = ops
         self._keys, self._values = cache
         self._sinks = weights.sinks
         self._kv_scales = weights.kv_scales if self._keys.dtype == uint8 else None
-        self._input = HalfInput(make_norm(spec.norms.before, weights.norms.before), weights.qkv, ops)
+        norm = make_norm(spec.norms.before, weights.norms.before)
+        self._input = HalfInput(norm, weights.qkv, ops, is_normed=is_normed)
         self._prepare = make_preparation(spec, weights, ops, cos_sin, ranks)
         angles = None if isinstance(self._prepare, RotationInPlace) else cos_sin
         if spec.qk_norm is None or isinstance(self._prepare, NormInPlace):
@@ -251,10 +277,12 @@ class CausalAttention:
 class MLP:
     """The activation of the up projection; a `ResidualAdd` projects it down."""
 
-    def __init__(self, spec: MLPSpec, weights: MLPWeights, ops: Ops, norm: Norm | None) -> None:
-        """`norm` before it."""
+    def __init__(
+        self, spec: MLPSpec, weights: MLPWeights, ops: Ops, norm: Norm | None, *, is_normed: bool = False
+    ) -> None:
+        """`norm` before it; `is_normed`: see `HalfInput`."""
         self._spec = spec
-        self._input = HalfInput(norm, weights.up, ops)
+        self._input = HalfInput(norm, weights.up, ops, is_normed=is_normed)
 
     def activate(self, stream: Tensor, buffers: LayerBuffers) -> Tensor:
         """stream [T, H] -> [T, I]"""

@@ -13,7 +13,7 @@ import numpy as np
 
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.formats import AdapterRows, AdapterSelection
-from tessera.engine.models.blocks import MLP, CausalAttention, ResidualAdd, make_norm
+from tessera.engine.models.blocks import MLP, CausalAttention, Norm, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.mixture import Mixture
@@ -61,10 +61,17 @@ class Decoder:
         self.caches = caches
         self.rope_tables = rope_tables
         self._selection = selection
-        parts = zip(config.layers, weights.layers, caches, strict=True)
-        tables = rope_tables.tables
         self._ranks, self._first_token, self._num_tokens = ranks, first_token, num_tokens
-        layers = [DecoderLayer(spec, layer, ops, cache, tables, ranks) for spec, layer, cache in parts]
+        firsts = [
+            make_norm(spec.attention.norms.before, layer.attention.norms.before)
+            for spec, layer in zip(config.layers, weights.layers, strict=True)
+        ]
+        parts = zip(config.layers, weights.layers, caches, [*firsts[1:], None], strict=True)
+        layers: list[DecoderLayer] = []
+        for spec, layer, cache, next_norm in parts:
+            is_normed = bool(layers) and layers[-1].has_normed
+            tables = rope_tables.tables
+            layers.append(DecoderLayer(spec, layer, ops, cache, tables, ranks, next_norm, is_normed=is_normed))
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
         if self._stream is not None:
@@ -182,7 +189,11 @@ class DecoderLayer:
         cache: LayerCache,
         rope_tables: Sequence[Tensor],
         ranks: Collectives | None,
+        next_norm: Norm | None,
+        *,
+        is_normed: bool,
     ) -> None:
+        """`next_norm`: of the next layer; `is_normed`: see `HalfInput`."""
         attention, mlp = spec.attention, spec.mlp
         cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         mlp_norm = make_norm(mlp.norms.before, weights.mlp.norms.before)
@@ -190,19 +201,23 @@ class DecoderLayer:
             mlp_norm = make_norm(attention.norms.before, weights.attention.norms.before)
         self._ops = ops
         self._parallel = spec.parallel
-        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks)
+        self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks, is_normed=is_normed)
+        after_attention = None if spec.parallel else mlp_norm
         self._attention_add = ResidualAdd(
-            spec, attention.norms, weights.attention.norms, weights.attention.out, ops, ranks
+            spec, attention.norms, weights.attention.norms, weights.attention.out, ops, ranks, after_attention
         )
+        mlp_is_normed = self._attention_add.has_normed
         self._mlp: MLP | Mixture
         if isinstance(mlp, MoESpec):
             assert isinstance(weights.mlp, MoEWeights), "a mixture has weights of experts"
-            add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, None, ops, ranks)
-            self._mlp = Mixture(mlp, weights.mlp, ops, mlp_norm, add)
+            add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, None, ops, ranks, next_norm)
+            self._mlp = Mixture(mlp, weights.mlp, ops, mlp_norm, add, is_normed=mlp_is_normed)
         else:
             assert isinstance(weights.mlp, MLPWeights), "an MLP has its weights"
-            self._mlp = MLP(mlp, weights.mlp, ops, mlp_norm)
-            self._mlp_add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, weights.mlp.down, ops, ranks)
+            self._mlp = MLP(mlp, weights.mlp, ops, mlp_norm, is_normed=mlp_is_normed)
+            add = ResidualAdd(spec, mlp.norms, weights.mlp.norms, weights.mlp.down, ops, ranks, next_norm)
+            self._mlp_add = add
+        self.has_normed = add.has_normed
 
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
         """stream [T, H] becomes the layer's output."""

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from tessera.engine.collectives.cuda import CudaCollectives, PeerGroup
+import logging
+from collections.abc import Callable
+
+from tessera.engine.collectives.cuda import CudaCollectives
+from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.errors import ConfigError
+from tessera.engine.contract.errors import ConfigError, RankError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.make import make_ops
-from tessera.engine.ranks.parallel_runner import RANK_TIMEOUT, ParallelRunner, end_process
-from tessera.engine.runner.model_runner import ModelRunner, Progress, resolve_dtype
+from tessera.engine.ranks.parallel_runner import RANK_TIMEOUT, ParallelRunner, end_process, noted
+from tessera.engine.runner.model_runner import GIB, ModelRunner, Progress, resolve_dtype
+
+logger = logging.getLogger("tessera.engine")
 
 
 def make_cuda_runner(
-    config: EngineConfig, model: ModelConfig, device: CudaDevice, ops: Ops, progress: Progress | None = None
+    config: EngineConfig,
+    model: ModelConfig,
+    device: CudaDevice,
+    ops: Ops,
+    progress: Progress | None = None,
+    on_hang: Callable[[RankError], None] | None = None,
 ) -> ParallelRunner:
     """Ranks on the first GPUs, of which `device` with its `ops` is rank 0's.
 
@@ -39,15 +50,23 @@ def make_cuda_runner(
         found = find_device(index)
         if not found.usable:
             raise ConfigError(f"{option} needs {size} GPUs: {found.reason}")
-    group = PeerGroup(Rendezvous(size, RANK_TIMEOUT, end_process))
+    group = PeerGroup(Rendezvous(size, RANK_TIMEOUT, on_hang or end_process))
 
     def make(index: int) -> ModelRunner:
         own = device if index == 0 else CudaDevice(index)
         own_ops = ops if index == 0 else make_ops(own, batch_invariant=config.batch_invariant)
         ranks = CudaCollectives(index, group, own)
-        ranks.compile(resolve_dtype(config, model, own))
-        runner = ModelRunner(config, model, own, own_ops, progress if index == 0 else None, ranks)
+        ranks.prepare(resolve_dtype(config, model, own))
+        runner = ModelRunner(config, model, own, own_ops, noted(group.rendezvous, index, progress), ranks)
         ranks.starting = False
+        group.rendezvous.states[index].stage = "a step"
+        logger.info(
+            "rank %d is ready: %.2f GiB of weights, %.2f GiB of KV cache, %.2f GiB of its device free",
+            index,
+            runner.weight_bytes / GIB,
+            runner.kv_cache_bytes / GIB,
+            own.free_memory() / GIB,
+        )
         return runner
 
-    return ParallelRunner(group.rendezvous, make)
+    return ParallelRunner(group.rendezvous, make, group.reports)

@@ -20,7 +20,7 @@ from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import RankError
-from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
+from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult, TokenMask
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.ops.make import make_ops
@@ -45,9 +45,11 @@ class ParallelRunner:
         stored_bytes: of all ranks together; see `ModelRunner`.
     """
 
-    def __init__(self, rendezvous: Rendezvous, make: MakeRunner) -> None:
-        """`make`: a rank's runner; called in its thread."""
+    def __init__(self, rendezvous: Rendezvous, make: MakeRunner, reports: Callable[[], list[str]] = list) -> None:
+        """`make`: a rank's runner; called in its thread. `reports`: of the devices about a failure."""
         self.rendezvous = rendezvous
+        self._reports = reports
+        self._reported: set[str] = set()
         self._threads = [ThreadPoolExecutor(1, f"rank-{index}") for index in range(1, rendezvous.size)]
 
         def made(index: int) -> ModelRunner:
@@ -79,7 +81,7 @@ class ParallelRunner:
         first, others = self._on_all([partial(runner.start, batch) for runner in self._runners])
         for state in self.rendezvous.states:
             state.steps += 1
-        return RunningRanks(first, others)
+        return RunningRanks(first, others, self)
 
     def sample(self, running: RunningRanks, mask: TokenMask | None = None) -> None:
         """See `ModelRunner.sample`."""
@@ -126,8 +128,21 @@ class ParallelRunner:
         try:
             return call()
         except BaseException as error:
-            self.rendezvous.fail(index, error)
+            self._fail(index, error)
             raise
+
+    def result_of(self, first: RunningStep) -> StepResult:
+        """Of rank 0's step."""
+        return self._guarded(0, first.result)
+
+    def _fail(self, index: int, error: BaseException) -> None:
+        if not isinstance(error, RankError):
+            logger.error("rank %d failed at %s: %s", index, self.rendezvous.states[index].stage, error)
+        self.rendezvous.fail(index, error)
+        for report in self._reports():
+            if report not in self._reported:
+                self._reported.add(report)
+                logger.error("%s", report)
 
 
 @dataclass
@@ -136,9 +151,13 @@ class RunningRanks:
 
     first: RunningStep
     others: list[RunningStep]
+    runner: ParallelRunner
 
     def result(self) -> StepResult:
-        return self.first.result()
+        return self.runner.result_of(self.first)
+
+    def drafts(self) -> Int32Array:
+        return self.first.drafts()
 
 
 def make_cpu_runner(
@@ -155,10 +174,21 @@ def make_cpu_runner(
 
     def make(index: int) -> ModelRunner:
         device = CpuDevice()
-        own_progress = progress if index == 0 else None
+        own_progress = noted(rendezvous, index, progress)
         return ModelRunner(config, model, device, make_ops(device), own_progress, CpuCollectives(index, memory))
 
     return ParallelRunner(rendezvous, make)
+
+
+def noted(stages: Rendezvous, index: int, progress: Progress | None) -> Progress:
+    """A rank's progress for the log, and rank 0's for `progress`."""
+
+    def note(stage: str, done: int, total: int) -> None:
+        stages.states[index].stage = f"{stage}, {done} of {total}"
+        if index == 0 and progress is not None:
+            progress(stage, done, total)
+
+    return note
 
 
 def end_process(error: RankError) -> None:

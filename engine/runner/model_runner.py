@@ -19,6 +19,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.step_batch import (
     BATCH_INVARIANT_ROWS,
+    Int32Array,
     PromptRows,
     SamplingBatch,
     StepBatch,
@@ -40,6 +41,7 @@ from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.cuda_graphs import StepGraphs
+from tessera.engine.runner.draft_runner import DraftDownload, DraftRunner
 from tessera.engine.runner.memory.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
 from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
@@ -102,11 +104,13 @@ class ModelRunner:
         ranks: Collectives | None = None,
         *,
         max_lora_rank: int = 0,
+        drafter: DraftRunner | None = None,
     ) -> None:
         """`ranks`: that share the model; only rank 0 samples, and the others do what it does until then.
 
-        `max_lora_rank`: of the `config.max_loras` slots for adapters; 0: there are none.
+        `max_lora_rank`: of the `config.max_loras` slots for adapters; 0: there are none. `drafter`: computes drafts.
         """
+        self.drafter = drafter
         self._max_lora_rank = max_lora_rank
         self._adapter_groups: list[Tensor] = []  # room for those of tokens, and of sampled ones
         self.config = config = config.with_device_defaults("cpu" if isinstance(device, CpuDevice) else "cuda")
@@ -139,6 +143,21 @@ class ModelRunner:
             ) from error
 
     def _make(self, progress: Progress | None) -> None:
+        self._load(progress)
+        if self.drafter is not None:
+            self.drafter.load(self.max_model_len, progress)
+        self._allocate(self.config.num_kv_blocks or self._num_blocks_that_fit())
+        if self.drafter is not None:
+            num_slots = self._newest.size
+            drafts = self._chosen_ids[num_slots:]
+            drafts = drafts.view(drafts.size // num_slots, num_slots)
+            self.drafter.allocate(self.num_kv_blocks, self._block_tables, drafts)
+        self.capture()
+        if self.drafter is not None:
+            self.drafter.capture()
+
+    def _load(self, progress: Progress | None) -> None:
+        """Weights, and all buffers but the KV cache."""
         config, model, device, ranks = self.config, self.model, self.device, self._ranks
         if not isinstance(device, CpuDevice):
             self._prepare_kernels(progress)
@@ -155,7 +174,6 @@ class ModelRunner:
         self._adapter_slots = self._make_adapter_slots() if self._max_lora_rank else None
         if self._adapter_slots is not None:
             weights = self._adapter_slots.attach(weights)
-        rope_tables = make_tables(model.ropes, self.max_model_len, device)
         rows, drafts = config.max_num_seqs, config.max_step_drafts
         most = rows + drafts  # rows of logits
         self._buffers = StepBuffers(
@@ -167,10 +185,15 @@ class ModelRunner:
             shared=ranks is not None,
             whole_vocab=model.vocab_size if ranks is not None and self._samples else None,
         )
+        speculation = config.speculation_settings
+        num_drafts = speculation.num_tokens if self.drafter is not None and speculation is not None else 0
+        self._chosen_ids = zeros(((1 + num_drafts) * rows,), int32, device)  # what was sampled last, then drafts
+        self._newest = self._chosen_ids[:rows]
         self._sampler = None
         if self._samples:
-            self._sampler = StepSampler(self.ops, rows, model.vocab_size, self.max_model_len, drafts)
-        self._newest = zeros((rows,), int32, device) if self._sampler is None else self._sampler.newest
+            self._sampler = StepSampler(
+                self.ops, rows, model.vocab_size, self.max_model_len, drafts, newest=self._newest
+            )
         largest = StepShape(self._buffer_tokens, self._max_rows + 1, most)
         self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
@@ -178,33 +201,51 @@ class ModelRunner:
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
         self._numbers = from_numpy(np.arange(most + 1, dtype=np.int32), device)
         self._graphs, self._adapted_graphs = (self._make_graphs() for _ in range(2))
-        self.num_kv_blocks = config.num_kv_blocks or self._num_blocks_that_fit()
-        self.kv_cache = KVCache(self._own, self.num_kv_blocks, self.block_size, self._kv_format, device)
+        self._weights, self._rope_tables = weights, make_tables(model.ropes, self.max_model_len, device)
+
+    def _allocate(self, num_kv_blocks: int) -> None:
+        """The KV cache, and the decoder over it."""
+        self.num_kv_blocks = num_kv_blocks
+        self.kv_cache = KVCache(self._own, num_kv_blocks, self.block_size, self._kv_format, self.device)
         self.kv_cache_bytes = self.kv_cache.nbytes
         self.decoder = Decoder(
             self._own,
-            weights,
+            self._weights,
             self.ops,
             self.kv_cache.layers,
-            rope_tables,
-            ranks=ranks,
+            self._rope_tables,
+            ranks=self._ranks,
             first_token=self._partition.vocabulary.start,
-            num_tokens=model.vocab_size,
+            num_tokens=self.model.vocab_size,
             selection=None if self._adapter_slots is None else self._adapter_slots.selection,
         )
-        if not isinstance(device, CpuDevice):
-            self.warm_up()
-            if not config.enforce_eager:
-                for step in self._graphs.capture(device, self._inputs, self._forward):
-                    if self._sampler is not None:
-                        self._sampler.capture(device, step.logits, step.inputs)
-                if self._adapter_slots is not None:  # what samples is the same
-                    self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
+
+    def capture(self) -> None:
+        """Warm up, and capture CUDA graphs on a CUDA device."""
+        device = self.device
+        if self._ranks is not None:
+            # What maps or frees memory may wait for other devices' kernels, and those wait for this rank's.
+            self._ranks.wait_for_all()
+        if isinstance(device, CpuDevice):
+            return
+        self.warm_up()
+        if self.config.enforce_eager:
+            return
+        for step in self._graphs.capture(device, self._inputs, self._forward):
+            if self._sampler is not None:
+                self._sampler.capture(device, step.logits, step.inputs)
+        if self._adapter_slots is not None:  # what samples is the same
+            self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
 
     @property
     def short_rope_len(self) -> int:
         """See `RopeTables.short_len`."""
-        return self.decoder.rope_tables.short_len
+        return self._rope_tables.short_len
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a KV block."""
+        return block_bytes(self._own, self.block_size, self._kv_format)
 
     @property
     def buffers(self) -> StepBuffers:
@@ -216,7 +257,8 @@ class ModelRunner:
         """Memory whose contents nothing needs between two steps, once the KV cache is forgotten."""
         slots = self.decoder.weights.stream.slots if self.decoder.weights.stream is not None else ()
         tensors = (*self.kv_cache.planes[:1], *slots)
-        return [self._buffers.buffer, *(tensor.buffer for tensor in tensors)]
+        of_drafter = self.drafter.scratch if self.drafter is not None else []
+        return [self._buffers.buffer, *(tensor.buffer for tensor in tensors), *of_drafter]
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -242,6 +284,10 @@ class ModelRunner:
         for slot, adapter in batch.adapter_loads:
             assert self._adapter_slots is not None, "only an engine with adapters has sequences with them"
             self._adapter_slots.load(slot, adapter)
+        drafted = None
+        if batch.drafting:
+            assert self.drafter is not None, "only an engine with a draft model has such steps"
+            drafted = self.drafter.draft(batch.drafting)
         graphs = self._graphs if batch.adapter_slots is None else self._adapted_graphs
         recorded = graphs.find(batch)
         if recorded is not None:
@@ -257,7 +303,7 @@ class ModelRunner:
             self._submit(inputs, batch)
             every_token = batch.prompt_rows is not None
             logits = self._forward(inputs, every_token=every_token, adapted=batch.adapter_slots is not None)
-        running = RunningStep(batch, inputs, logits)
+        running = RunningStep(batch, inputs, logits, drafted)
         if batch.prompt_rows is not None:
             running.prompt_logprobs = self._score_prompts(batch.prompt_rows)
             running.logits = self.decoder.project(inputs.logits_indices, self._buffers)
@@ -305,7 +351,7 @@ class ModelRunner:
             inputs.attention,
             None if is_decode else inputs.logits_indices,
             self._buffers,
-            sampled=self._newest,
+            sampled=self._chosen_ids,
             last=None if is_decode or every_token else inputs.last_attention,
             adapters=self._step_adapters(inputs) if adapted else None,
         )
@@ -377,6 +423,8 @@ class ModelRunner:
             model, self._dtype, max_tokens=self._buffer_tokens, max_logits=config.max_num_seqs + config.max_step_drafts
         )
         free = _free_of_share(self.device, config.gpu_memory_utilization) + self._used_before
+        if self.drafter is not None:
+            free -= self.drafter.planned_bytes + num_blocks * self.drafter.block_bytes
         return free - taken - AUTO_MARGIN
 
     def _make_graphs(self) -> StepGraphs:
@@ -429,6 +477,9 @@ class ModelRunner:
             rare_ops=self.model.rare_ops,
             e4m3_cache=self._kv_format.dtype == uint8,
         )
+        self._reserve_attention()
+
+    def _reserve_attention(self) -> None:
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
         self._cuda_ops.reserve_attention(rows, self._own.num_heads, max(self.model.head_dims))
 
@@ -461,7 +512,7 @@ class ModelRunner:
 
         Raises: ConfigError if a sequence of the length asked for does not fit, saying what would.
         """
-        per_block = block_bytes(self._own, self.block_size, self._kv_format)
+        per_block = self.block_bytes + (self.drafter.block_bytes if self.drafter is not None else 0)
         if isinstance(self.device, CpuDevice):
             option = "--cpu-kv-cache-gib"
             budget = int(self.config.cpu_kv_cache_gib * GIB) // self._partition.rank.size
@@ -502,6 +553,7 @@ class RunningStep:
     batch: StepBatch
     inputs: StepInputs
     logits: Tensor
+    drafted: DraftDownload | None = None
     download: ResultDownload | None = None
     prompt_logprobs: list[LogprobTensors] | None = None
 
@@ -514,6 +566,11 @@ class RunningStep:
         if self.prompt_logprobs is not None and (rows := self.batch.prompt_rows) is not None:
             result.prompt_logprobs = read_prompt_logprobs(self.prompt_logprobs, rows.next_token_ids, rows.num_logprobs)
         return result
+
+    def drafts(self) -> Int32Array:
+        """[K, num_slots] draft tokens that were computed before the step; waits for them."""
+        assert self.drafted is not None, "the step has drafts of a model"
+        return self.drafted.result()
 
 
 def resolve_dtype(config: EngineConfig, model: ModelConfig, device: Device) -> np.dtype[Any]:

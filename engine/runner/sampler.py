@@ -14,7 +14,7 @@ from tessera.engine.runner.named_logprobs import NamedIds, NamedLogprobs, read_n
 from tessera.engine.runner.sampling_slots import SamplingSlots, slot_init_bytes
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.runner.upload import StepUpload, aligned
-from tessera.engine.tensor import Device, HostMemory, Mark, Tensor, empty, float32, int32, uint32, zeros
+from tessera.engine.tensor import Device, HostMemory, Mark, Tensor, empty, float32, int32, uint32
 
 Array = np.ndarray[Any, Any]
 
@@ -29,12 +29,14 @@ class StepSampler:
         slots: the slots' sampling state.
     """
 
-    def __init__(self, ops: Ops, num_slots: int, vocab_size: int, max_model_len: int, max_drafts: int = 0) -> None:
-        """`max_drafts`: rows of a step behind draft tokens."""
+    def __init__(
+        self, ops: Ops, num_slots: int, vocab_size: int, max_model_len: int, max_drafts: int = 0, *, newest: Tensor
+    ) -> None:
+        """`max_drafts`: rows of a step behind draft tokens. `newest`: as the attribute, all zeros."""
         device = ops.device
         self._ops = ops
         self._vocab_size = vocab_size
-        self.newest = zeros((num_slots,), int32, device)
+        self.newest = newest
         num_rows = num_slots + max_drafts
         self._chosen = empty((num_rows,), int32, device)
         # Unadjusted logits of the rows with log-probabilities.

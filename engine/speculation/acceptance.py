@@ -6,6 +6,7 @@ from tessera.engine.contract.messages import TokenIds
 
 FORGETTING = 0.85  # weight of what is known when something new is learned
 PRIOR = (1.5, 0.5)  # chosen and not chosen, before anything is known
+FADING = 0.01  # share of the way back to that in a step without a draft
 
 
 class Acceptance:
@@ -23,6 +24,17 @@ class Acceptance:
     @property
     def rate(self) -> float:
         return self._chosen / (self._chosen + self._missed)
+
+    def note_draft(self, num_tokens: int, num_chosen: int) -> None:
+        """Of a draft that was verified and is no proposal, so many tokens were chosen."""
+        self._chosen = FORGETTING * self._chosen + num_chosen
+        self._missed = FORGETTING * self._missed + (num_chosen < num_tokens)
+
+    def fade(self) -> None:
+        """A step went by in which nothing was learned, as nothing seemed worth a draft."""
+        prior_chosen, prior_missed = PRIOR
+        self._chosen += FADING * (prior_chosen - self._chosen)
+        self._missed += FADING * (prior_missed - self._missed)
 
     def note_proposal(self, token_ids: TokenIds, proposal: list[int]) -> None:
         """These were proposed to follow `token_ids`; what the proposal before has come to is counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from tessera.engine.contract.messages import TokenIds
@@ -15,44 +16,63 @@ from tessera.engine.speculation.drafting import Drafter, Drafting
 from tessera.engine.speculation.earlier_texts import EarlierTexts
 from tessera.engine.speculation.look_up import LookUp
 from tessera.engine.speculation.masks import masks_along
+from tessera.engine.speculation.model_drafts import ModelDrafts
 from tessera.engine.speculation.prediction import PredictionDrafter
 from tessera.engine.speculation.step_costs import StepCosts
 from tessera.engine.speculation.suffixes import IndexBudget, SuffixDrafter
+from tessera.engine.speculation.verification import VerifiedDraft
 
 
 class DraftedSequence(Protocol):
     """The part of a running sequence that drafts concern; see `engine.core.sequence.Sequence`."""
 
     token_ids: TokenIds
+    block_table: list[int]
     max_num_tokens: int
     num_pending_tokens: int
     constraint: TokenConstraint | None
     drafting: Drafting | None
     draft: list[int]
+    draft_source: str
     draft_masks: list[Words]
+    num_drafter_tokens: int
+    num_drafter_chunk: int
 
     @property
     def can_draft(self) -> bool: ...
+
+
+@dataclass
+class DraftCounts:
+    """Sequences' steps that verified draft tokens, those tokens, and how many of them were accepted."""
+
+    num_drafts: int = 0
+    num_tokens: int = 0
+    num_accepted: int = 0
 
 
 class Speculator:
     """The engine's drafting, by its settings.
 
     Attributes:
-        num_drafts: sequences' steps that verified draft tokens.
-        num_draft_tokens: tokens that were drafted in them.
+        by_source: what became of drafts, by the settings' method, `prediction` and `grammar`.
         num_accepted_by_position: [num_tokens], draft tokens that were accepted, by their place in their draft.
         costs: of steps; see `StepCosts`.
     """
 
-    def __init__(self, settings: Speculation) -> None:
+    def __init__(self, settings: Speculation, model: ModelDrafts | None = None) -> None:
+        """`model`: of the settings' method, where that is a model's."""
         self.settings = settings
+        self.by_source: dict[str, DraftCounts] = {settings.method: DraftCounts()}
+        self._model = model
         self.costs = StepCosts()
-        self.num_drafts = 0
-        self.num_draft_tokens = 0
         self.num_accepted_by_position = [0] * settings.num_tokens
         self._earlier = EarlierTexts()
         self._indexing = IndexBudget()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(counts.num_tokens for counts in self.by_source.values())
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -60,13 +80,13 @@ class Speculator:
 
     def make_drafting(self, salt: bytes, num_prompt_tokens: int, prediction: TokenIds | None) -> Drafting:
         """Drafts for a sequence of `salt`, whose completion is expected to be much like `prediction`."""
-        drafters: list[Drafter] = []
+        drafters: dict[str, Drafter] = {}
         if prediction:
-            drafters.append(PredictionDrafter(prediction, num_prompt_tokens))
+            drafters["prediction"] = PredictionDrafter(prediction, num_prompt_tokens)
         if self.settings.method == "suffix":
-            drafters.append(SuffixDrafter(self._earlier.of_salt(salt), self._indexing))
-        else:
-            drafters.append(LookUp(self.settings.lookup_min, self.settings.lookup_max))
+            drafters["suffix"] = SuffixDrafter(self._earlier.of_salt(salt), self._indexing)
+        elif self.settings.method == "ngram":
+            drafters["ngram"] = LookUp(self.settings.lookup_min, self.settings.lookup_max)
         return Drafting(drafters)
 
     def awaits_tokens(self, running: Sequence[DraftedSequence]) -> bool:
@@ -80,7 +100,8 @@ class Speculator:
         for sequence in running:
             if sequence.drafting is not None and sequence.num_pending_tokens:
                 proposal = self._propose(sequence.drafting, sequence)
-                if len(proposal) > 1 and self._most_tokens(sequence.drafting, len(running)) > 1:
+                most = self._most_tokens(sequence.drafting, len(running))
+                if (len(proposal) > 1 and most > 1) or (most > 0 and self._model_goes_on(sequence)):
                     return True
         return False
 
@@ -89,16 +110,31 @@ class Speculator:
         if not self._may_pay(len(running)):
             return
         self._indexing.renew()
+        if self._model is not None:
+            self._model.begin_step(len(running))
         for sequence in running:
+            sequence.num_drafter_chunk = 0
             if sequence.drafting is None or not sequence.can_draft:
                 continue
             proposal = self._propose(sequence.drafting, sequence)
             room = sequence.max_num_tokens - len(sequence.token_ids) - 1
-            draft = proposal[: min(self._most_tokens(sequence.drafting, len(running)), room)]
+            most = min(self._most_tokens(sequence.drafting, len(running)), room)
+            draft = proposal[:most]
+            sequence.draft_source = sequence.drafting.source
             if draft and sequence.constraint is not None:
                 sequence.draft_masks = masks_along(sequence.constraint, draft, compiler)
                 draft = draft[: len(sequence.draft_masks)]
+            if self._model is not None and not draft:
+                draft = self._model.plan(sequence, most)
+                sequence.draft_source = self.settings.method
+                if most == 0:
+                    sequence.drafting.note_pause()
             sequence.draft = draft
+
+    def _model_goes_on(self, sequence: DraftedSequence) -> bool:
+        """Whether the draft model can follow the sequence when its token on the way has come."""
+        is_last = len(sequence.token_ids) + 2 >= sequence.max_num_tokens
+        return self._model is not None and not is_last and self._model.most_tokens(sequence) > 1
 
     def _propose(self, drafting: Drafting, sequence: DraftedSequence) -> list[int]:
         # One more than a draft has: where a token is on its way, that comes first.
@@ -118,11 +154,16 @@ class Speculator:
         rate = min(drafting.acceptance_rate, 0.999)
         return min(most, int(math.log(least) / math.log(rate))) if least < 1.0 else 0
 
-    def note_verified(self, drafting: Drafting, num_draft_tokens: int, num_accepted: int) -> None:
+    def note_verified(self, drafting: Drafting, draft: VerifiedDraft, num_accepted: int) -> None:
         """Count a sequence's draft."""
+        num_draft_tokens = len(draft.rows)
         drafting.note_verified(num_draft_tokens, num_accepted)
-        self.num_drafts += 1
-        self.num_draft_tokens += num_draft_tokens
+        if self._model is not None and draft.source == self.settings.method:
+            drafting.note_computed_draft(num_draft_tokens, num_accepted)
+        counts = self.by_source.setdefault(draft.source, DraftCounts())
+        counts.num_drafts += 1
+        counts.num_tokens += num_draft_tokens
+        counts.num_accepted += num_accepted
         for position in range(num_accepted):
             self.num_accepted_by_position[position] += 1
 

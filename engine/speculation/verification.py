@@ -19,13 +19,21 @@ class VerifiedDraft:
 
     Attributes:
         index: of the sequence among the sampled ones; the row of its first token.
-        tokens: the draft.
+        tokens: the draft, and with constraints no more of it than can be chosen.
         rows: the sampled rows behind each of the draft tokens.
+        source: of the tokens: a method, `grammar` or `prediction`.
+        slot: of the sequence, as long as only the device knows the tokens; else -1.
     """
 
     index: int
     tokens: list[int]
     rows: list[int]
+    source: str
+    slot: int = -1
+
+    @property
+    def is_unknown(self) -> bool:
+        return self.slot >= 0
 
     def count_accepted(self, sampled: Sequence[int]) -> int:
         """How many draft tokens are those that were sampled in their places; `sampled` has a token for each row."""

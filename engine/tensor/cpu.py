@@ -42,6 +42,9 @@ class CpuDevice(Device):
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         _host_bytes(destination, nbytes)[:] = _host_bytes(source, nbytes)
 
+    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
+        ctypes.memset(pointer, value, nbytes)
+
     def synchronize(self) -> None:
         pass
 

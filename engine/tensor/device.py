@@ -41,6 +41,9 @@ class Device(ABC):
         Raises: OutOfMemoryError.
         """
 
+    def keep_large_memory(self) -> None:  # noqa: B027  nothing to do where memory is not pooled
+        """From now on the same large buffers are allocated and freed over and over."""
+
     @abstractmethod
     def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         """Host array (contiguous) to device memory at `pointer`."""
@@ -68,6 +71,10 @@ class Device(ABC):
     @abstractmethod
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Between two places on this device."""
+
+    @abstractmethod
+    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
+        """Set every byte of this device's memory from `pointer` on to `value`."""
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -124,7 +124,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Tenso
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any], device: Device) -> Tensor:
     tensor = empty(shape, dtype, device)
-    tensor.upload(np.zeros(shape, dtype))
+    if tensor.nbytes:
+        device.fill_bytes(tensor.pointer, 0, tensor.nbytes)
     return tensor
 
 

@@ -1,4 +1,4 @@
-"""A whole training of a model folder on the CPU: what is trained, by which loss, and the files of the result."""
+"""A whole training of a model folder: what is trained, by which loss, and the files of the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.models.config import load_config
-from tessera.engine.tensor import CPU, float32
+from tessera.engine.tensor import CPU, Device, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import AnyItem, Example
 from tessera.engine.training.lora import (
@@ -38,6 +38,7 @@ class TrainingPlan:
     lora: None trains all weights.
     max_length: tokens of the longest sequence.
     beta: of direct preference optimisation.
+    device: where it is trained.
     """
 
     model: Path
@@ -51,6 +52,7 @@ class TrainingPlan:
     micro_batch_tokens: int = 4096
     checkpoint_layers: bool = False
     beta: float = 0.1
+    device: Device = CPU
 
 
 class PlannedTraining(Generic[AnyItem]):
@@ -125,8 +127,9 @@ class _Base:
     """The model, and the part of it that is trained."""
 
     def __init__(self, plan: TrainingPlan) -> None:
-        f = self.functions = Functions.on(CPU)
+        f = self.functions = Functions.on(plan.device)
         self.parameters: Parameters = load_parameters(plan.model, f.ops, plan.dtype)
+        plan.device.keep_large_memory()
         self.adapters: dict[str, Adapter] = {}
         self.trained: list[Parameter] = list(self.parameters)
         if plan.lora is not None:

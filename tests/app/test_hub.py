@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -24,33 +28,76 @@ WANTED = {
     "additional_chat_templates/tool_use.jinja",
 }
 PROGRAM = """
-import sys
+import json, os, sys
+import huggingface_hub._snapshot_download, huggingface_hub.hf_api
+import tessera.app.cli.download_bar, tessera.engine.models.config, tessera.engine.models.weights.files
 from tessera.app.cli.hub import find_model
 from tessera.engine.contract.errors import ConfigError
-try:
-    print(*find_model(sys.argv[1]), sep="\\n")
-except ConfigError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+    del sys.modules[name]
+for line in sys.stdin:
+    task = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ.clear()
+        os.environ.update(task["environment"])
+        os.chdir(task["cwd"])
+        for stream, path in enumerate(task["outputs"], 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+        try:
+            print(*find_model(task["model"]), sep="\\n")
+        except ConfigError as error:
+            sys.exit(f"{type(error).__name__}: {error}")
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def find_in_process(
-    model: str, endpoint: str, home: Path, cwd: Path = ROOT, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """`find_model` in a process of its own, because the hub's client reads its settings when imported."""
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, model],
-        cwd=cwd,
-        env={**hub_environment(endpoint, home), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+class Result(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
+class Finder:
+    """`find_model` in a process of its own each time, because the hub's client reads its settings when imported.
+
+    Each is forked from one that has imported everything else, which takes three times as long.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def __call__(self, model: str, endpoint: str, home: Path, cwd: Path = ROOT, **environment: str) -> Result:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = [Path(folder) / name for name in ("stdout", "stderr")]
+            task = {
+                "model": model,
+                "environment": {**hub_environment(endpoint, home), **environment},
+                "cwd": str(cwd),
+                "outputs": [str(output) for output in outputs],
+            }
+            print(json.dumps(task), file=self._process.stdin, flush=True)
+            returncode = int(self._process.stdout.readline())
+            return Result(returncode, *(output.read_text() for output in outputs))
+
+
+@pytest.fixture(scope="module")
+def find() -> Iterator[Finder]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield Finder(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path, find: Finder) -> None:
     with running_hub() as hub:
-        result = find_in_process("tiny/llama", hub.url, tmp_path)
+        result = find("tiny/llama", hub.url, tmp_path)
         assert result.returncode == 0, result.stderr
         folder, name = result.stdout.splitlines()
         assert name == "tiny/llama"
@@ -61,7 +108,7 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
         fetched = {request.partition(f"/resolve/{COMMIT}/")[2] for request in hub.requested if "/resolve/" in request}
         assert fetched == WANTED
         endpoint = hub.url
-    again = find_in_process("tiny/llama", endpoint, tmp_path)  # the hub is gone; the cache is complete
+    again = find("tiny/llama", endpoint, tmp_path)  # the hub is gone; the cache is complete
     assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
 
 
@@ -75,9 +122,11 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path) -> None:
         ("tiny/gptq", "quantize_config.json: quantisation by GPTQ of 3 bits is not supported"),
     ],
 )
-def test_what_cannot_be_served_is_refused_before_weights_move(tmp_path: Path, model: str, sentence: str) -> None:
+def test_what_cannot_be_served_is_refused_before_weights_move(
+    tmp_path: Path, model: str, sentence: str, find: Finder
+) -> None:
     with running_hub() as hub:
-        result = find_in_process(model, hub.url, tmp_path)
+        result = find(model, hub.url, tmp_path)
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]  # after the progress of the download
     assert last.startswith("ModelError: ")
@@ -95,9 +144,11 @@ def test_what_cannot_be_served_is_refused_before_weights_move(tmp_path: Path, mo
         ("tiny/one", ["only.gguf"]),
     ],
 )
-def test_the_gguf_file_that_is_asked_for_is_downloaded_alone(tmp_path: Path, model: str, chosen: list[str]) -> None:
+def test_the_gguf_file_that_is_asked_for_is_downloaded_alone(
+    tmp_path: Path, model: str, chosen: list[str], find: Finder
+) -> None:
     with running_hub() as hub:
-        result = find_in_process(model, hub.url, tmp_path)
+        result = find(model, hub.url, tmp_path)
         assert result.returncode == 0, result.stderr
         path, name = result.stdout.splitlines()
         assert name == model.partition("@")[0]
@@ -105,7 +156,7 @@ def test_the_gguf_file_that_is_asked_for_is_downloaded_alone(tmp_path: Path, mod
         fetched = {request.partition(f"/resolve/{COMMIT}/")[2] for request in hub.requested if "/resolve/" in request}
         assert fetched == set(chosen)
         endpoint = hub.url
-    again = find_in_process(model, endpoint, tmp_path)  # the hub is gone; the cache has the file
+    again = find(model, endpoint, tmp_path)  # the hub is gone; the cache has the file
     assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
 
 
@@ -117,20 +168,20 @@ def test_the_gguf_file_that_is_asked_for_is_downloaded_alone(tmp_path: Path, mod
         ("tiny/llama:Q4_K_M", "the hub model tiny/llama has no GGUF file of a language model"),
     ],
 )
-def test_gguf_files_that_are_not_clear_are_listed(tmp_path: Path, model: str, sentence: str) -> None:
+def test_gguf_files_that_are_not_clear_are_listed(tmp_path: Path, model: str, sentence: str, find: Finder) -> None:
     with running_hub() as hub:
-        result = find_in_process(model, hub.url, tmp_path)
+        result = find(model, hub.url, tmp_path)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == f"ModelError: {sentence}"  # after the progress of the download
 
 
-def test_a_revision_is_asked_for(tmp_path: Path) -> None:
+def test_a_revision_is_asked_for(tmp_path: Path, find: Finder) -> None:
     with running_hub() as hub:
-        result = find_in_process("tiny/llama@v1", hub.url, tmp_path)
+        result = find("tiny/llama@v1", hub.url, tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout.splitlines()[1] == "tiny/llama"
         assert "GET /api/models/tiny/llama/revision/v1" in hub.requested
-        result = find_in_process("tiny/llama@v9", hub.url, tmp_path)
+        result = find("tiny/llama@v9", hub.url, tmp_path)
     assert result.returncode == 1
     assert result.stderr.strip() == f"ModelError: the model tiny/llama at {hub.url} has no revision v9"
 
@@ -143,9 +194,9 @@ def test_a_revision_is_asked_for(tmp_path: Path) -> None:
         ("tiny/broken", "ConfigError: {hub} answers with status 500, and the model tiny/broken is not complete"),
     ],
 )
-def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path, model: str, sentence: str) -> None:
+def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path, model: str, sentence: str, find: Finder) -> None:
     with running_hub() as hub:
-        result = find_in_process(model, hub.url, tmp_path)
+        result = find(model, hub.url, tmp_path)
     assert result.returncode == 1
     assert result.stderr.startswith(sentence.format(hub=hub.url)), result.stderr
     assert "Traceback" not in result.stderr
@@ -153,10 +204,10 @@ def test_what_the_hub_refuses_is_one_sentence(tmp_path: Path, model: str, senten
 
 
 @pytest.mark.parametrize("offline", ["0", "1"])
-def test_without_a_hub_the_sentence_says_why(tmp_path: Path, offline: str) -> None:
+def test_without_a_hub_the_sentence_says_why(tmp_path: Path, offline: str, find: Finder) -> None:
     with running_hub() as hub:
         endpoint = hub.url
-    result = find_in_process("tiny/llama", endpoint, tmp_path, HF_HUB_OFFLINE=offline)
+    result = find("tiny/llama", endpoint, tmp_path, HF_HUB_OFFLINE=offline)
     assert result.returncode == 1
     reason = "HF_HUB_OFFLINE is set" if offline == "1" else f"{endpoint} cannot be reached"
     assert result.stderr.startswith(f"ConfigError: {reason}, and the model tiny/llama is not complete in the cache")
@@ -206,17 +257,19 @@ def test_a_folder_with_safetensors_is_that_model(tmp_path: Path) -> None:
     assert find_model(f"{tmp_path}:Q4_0").path == tmp_path / "a-Q4_0.gguf"
 
 
-def test_a_mistyped_folder_is_shown_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistyped_folder_is_shown_its_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: Finder
+) -> None:
     for name in ("Qwen3-0.6B", "Llama-3.2-1B"):
         (tmp_path / "models" / name).mkdir(parents=True)
     with running_hub() as hub:
-        result = find_in_process(str(tmp_path / "models" / "Qwen3-06B"), hub.url, tmp_path)
-        near = find_in_process("models/Qwen3-06B", hub.url, tmp_path, cwd=tmp_path)
-        far = find_in_process("models/phi", hub.url, tmp_path, cwd=tmp_path)
+        result = find(str(tmp_path / "models" / "Qwen3-06B"), hub.url, tmp_path)
+        near = find("models/Qwen3-06B", hub.url, tmp_path, cwd=tmp_path)
+        far = find("models/phi", hub.url, tmp_path, cwd=tmp_path)
     assert f"there is no folder {tmp_path}/models/Qwen3-06B ({tmp_path}/models has Qwen3-0.6B)" in result.stderr
     assert "ModelError: there is no folder models/Qwen3-06B (models has Qwen3-0.6B), and no public model" in near.stderr
     assert "there is no folder models/phi (models has Llama-3.2-1B, Qwen3-0.6B), and no" in far.stderr
-    gone = find_in_process("models/Qwen3-06B", hub.url, tmp_path, cwd=tmp_path)
+    gone = find("models/Qwen3-06B", hub.url, tmp_path, cwd=tmp_path)
     assert "there is no folder models/Qwen3-06B (models has Qwen3-0.6B); and as a hub id: " in gone.stderr
     assert "cannot be reached" in gone.stderr
 

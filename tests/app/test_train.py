@@ -20,6 +20,7 @@ from tessera.app.training.conversations import TrainingConversation, TrainingPre
 from tessera.app.training.encoder import ConversationEncoder, EncodedChat
 from tessera.app.training.lines import read_lines
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.cuda.driver import FoundDevice
 from tests.support.paths import BUILTIN, ROOT
 
 USER: dict[str, Any] = {"role": "user", "content": "Hello!"}
@@ -233,6 +234,15 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     ):
         assert main(["train", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.engine.cuda.driver.find_device", lambda: FoundDevice(False, "there is no driver"))
+    data = write(tmp_path / "chats.jsonl", {"messages": [USER, REPLY]})
+    assert main(["train", "--data", str(data), "--output", str(tmp_path / "out"), "--device", "cuda"]) == 2
+    assert "--device cuda cannot be used: there is no driver; --device cpu needs no GPU" in capsys.readouterr().err
 
 
 # -- the share of a job ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.bench import client, serve
 from tests.bench.fp8_models import FP8_CONFIGS
 from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.mixtures import MIXTURES
-from tests.bench.models import CONFIGS
+from tests.bench.models import CONFIGS, DENSE
 
 PARTS = ("client", "kernels", "loads", "start", "interference")
 
@@ -81,14 +81,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--only", choices=PARTS, help="a part of it (default: all)")
     names = (
-        *(*CONFIGS, *MIXTURES),
+        *(*DENSE, *MIXTURES),
         *(name + serve.GGUF for name in GGUF_CONFIGS),
         *(name + serve.FP8 for name in FP8_CONFIGS),
     )
-    about = "of the loads (default: all with 16-bit weights); .gguf: in Q4_K_M's mix of blocks; .fp8: e4m3 by rows"
+    about = "of the loads (default: qwen3-0.6b and llama-8b); .gguf: in Q4_K_M's mix of blocks; .fp8: e4m3 by rows"
     parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--long-prompts", action="store_true", help="of the loads: 32 streams of 6,000 tokens alone")
+    parser.add_argument("--streams", type=int, nargs="+", help="of the loads: those of so many streams")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
     parser.add_argument("server", nargs="*", help="of the loads: options of the server, after --")
@@ -112,6 +113,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         if wanted("loads"):
             loads = serve.SWEEP if options.sweep else serve.LONG_PROMPTS if options.long_prompts else serve.LOADS
+            if options.streams is not None:
+                loads = serve.of_streams(loads, options.streams)
             arguments = ["--max-num-seqs", "512"] if options.sweep else []
             arguments += options.server
             figures["loads"] = [

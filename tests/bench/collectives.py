@@ -1,67 +1,124 @@
 """Latency and bandwidth of sums over ranks: `python -m tests.bench.collectives [NUMBER_OF_GPUS]`.
 
-Sums of bfloat16 that follow one another in a CUDA graph on each GPU, all launched at the same time; the slowest rank
-counts. Bandwidth is that of the bytes of one rank's array.
+Sums of bfloat16 that follow one another in a CUDA graph on each GPU, behind one that has the GPUs begin together; the
+slowest rank counts. Bandwidth is that of the bytes of one rank's array. The last column is with the residual addition
+and the norm of rows of HIDDEN elements. Each size's first sum is compared with the right one. What hangs for a minute
+ends with the place of every thread and what the kernels wait for.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
-from tessera.engine.collectives.cuda import CudaCollectives, PeerGroup
+import numpy as np
+
+from tessera.engine.collectives.cuda import CudaCollectives
+from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.tensor import bfloat16, zeros
+from tessera.engine.tensor import bfloat16, from_numpy, zeros
 
-SIZES = [1 << power for power in range(12, 28, 2)]  # bytes
+SIZES = [1 << power for power in range(12, 28)]  # bytes
 REPEATS = 100  # in a graph
-ROUNDS = 5
+HIDDEN = 4096
+ROUNDS = 7
+HANGS = 60.0  # seconds
+
+T = TypeVar("T")
 
 
-def time_of(index: int, group: PeerGroup, nbytes: int, ranks: CudaCollectives, device: CudaDevice) -> float:
-    """Microseconds of one sum on this rank, in the best of some rounds."""
-    x = zeros((1, nbytes // bfloat16.itemsize), bfloat16, device)
-    with device.capture() as finish:
-        for _ in range(REPEATS):
-            ranks.all_reduce(x)
-    graph, best = finish(), float("inf")
-    for _ in range(ROUNDS):
-        start, end = device.event(timing=True), device.event(timing=True)
-        device.synchronize()
-        group.rendezvous.wait(index)
-        start.record()
-        graph.launch()
-        end.record()
-        end.synchronize()
-        best = min(best, end.milliseconds_since(start) * 1000 / REPEATS)
-    return best
+class Ranks:
+    """Each rank's device and collectives, by functions that all ranks call at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self.group = PeerGroup(Rendezvous(count, timeout=HANGS))
+        self.devices = [CudaDevice(index) for index in range(count)]
+        self._threads = ThreadPoolExecutor(count)
+        self.collectives = self(self._join)
+        self.warm_up = [zeros((1, 8), bfloat16, device) for device in self.devices]
+
+    def _join(self, index: int) -> CudaCollectives:
+        made = CudaCollectives(index, self.group, self.devices[index])
+        made.prepare(bfloat16)
+        made.starting = False
+        return made
+
+    def __call__(self, function: Callable[[int], T]) -> list[T]:
+        faulthandler.dump_traceback_later(HANGS, exit=True)
+        try:
+            return list(self._threads.map(lambda index: self._guarded(function, index), range(len(self.devices))))
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    def _guarded(self, function: Callable[[int], T], index: int) -> T:
+        try:
+            return function(index)
+        except BaseException as error:
+            print(f"rank {index}: {type(error).__name__}: {error}", flush=True)
+            self.group.rendezvous.fail(index, error)
+            print(*self.group.reports(), sep="\n", flush=True)
+            raise
+
+    def time_of(self, nbytes: int) -> float:
+        """Microseconds of one sum on the slowest rank, in the best of some rounds. Raises: AssertionError."""
+        return max(self(lambda index: self._time(index, nbytes)))
+
+    def time_with_norm(self, nbytes: int) -> float:
+        """The same with what follows it; not a number where that is not done at once."""
+        return max(self(lambda index: self._time_with_norm(index, nbytes)))
+
+    def _time(self, index: int, nbytes: int) -> float:
+        device, ranks = self.devices[index], self.collectives[index]
+        size = nbytes // bfloat16.itemsize
+        x = from_numpy(np.full((1, size), index + 1, bfloat16), device)
+        ranks.all_reduce(x)
+        count = len(self.devices)
+        assert (x.numpy() == count * (count + 1) // 2).all(), f"wrong sums of {nbytes} bytes on rank {index}"
+        return self._best(index, lambda: ranks.all_reduce(x))
+
+    def _time_with_norm(self, index: int, nbytes: int) -> float:
+        device, ranks = self.devices[index], self.collectives[index]
+        shape = (nbytes // bfloat16.itemsize // HIDDEN, HIDDEN)
+        x, stream, out = (zeros(shape, bfloat16, device) for _ in range(3))
+        weight = zeros((HIDDEN,), bfloat16, device)
+        if not ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out):
+            return float("nan")
+        return self._best(index, lambda: ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out))
+
+    def _best(self, index: int, launch: Callable[[], object]) -> float:
+        device, best = self.devices[index], float("inf")
+        with device.capture() as finish:
+            for _ in range(REPEATS):
+                launch()
+        graph = finish()
+        for _ in range(ROUNDS):
+            start, end = device.event(timing=True), device.event(timing=True)
+            device.synchronize()
+            self.group.rendezvous.wait(index)
+            self.collectives[index].all_reduce(self.warm_up[index])
+            start.record()
+            graph.launch()
+            end.record()
+            end.synchronize()
+            best = min(best, end.milliseconds_since(start) * 1000 / REPEATS)
+        return best
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    group = PeerGroup(Rendezvous(count, timeout=60.0))
-    devices = [CudaDevice(index) for index in range(count)]
-    threads = ThreadPoolExecutor(count)
-
-    def on_all(function: Callable[[int], float]) -> list[float]:
-        return list(threads.map(function, range(count)))
-
-    ranks: dict[int, CudaCollectives] = {}
-
-    def join(index: int) -> float:
-        ranks[index] = CudaCollectives(index, group, devices[index])
-        ranks[index].compile(bfloat16)
-        return 0.0
-
-    on_all(join)
-    print(f"{count} x {devices[0].device_name}")
-    print(f"{'bytes':>10} {'us':>8} {'GB/s':>8}")
+    ranks = Ranks(count)
+    print(f"{count} x {ranks.devices[0].device_name}")
+    print(f"{'bytes':>10} {'us':>8} {'GB/s':>8} {'with norm us':>14}", flush=True)
     for nbytes in SIZES:
-        found = on_all(lambda index, size=nbytes: time_of(index, group, size, ranks[index], devices[index]))  # type: ignore[misc]
-        slowest = max(found)
-        print(f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f}")
+        slowest = ranks.time_of(nbytes)
+        normed = ranks.time_with_norm(nbytes) if nbytes >= HIDDEN * bfloat16.itemsize else float("nan")
+        print(f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f} {normed:>14.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -58,12 +58,39 @@ LLAMA_70B: dict[str, Any] = {
     "num_attention_heads": 64,
     "intermediate_size": 28672,
 }
+GEMMA_3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 2560,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 10240,
+    "vocab_size": 262208,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 256,
+    "max_position_embeddings": 131072,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 CONFIGS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B}
+OTHERS = {"gemma-3-4b": GEMMA_3_4B, "llama-70b": LLAMA_70B}
+DENSE = {**CONFIGS, **OTHERS}
 
 
 def write_model(root: Path, name: str, config: dict[str, Any] | None = None) -> Path:
     """Make `root/name` with config.json and a word-level tokenizer of the model's vocabulary size."""
-    config = {**CONFIGS, **MIXTURES}[name] if config is None else config
+    config = {**DENSE, **MIXTURES}[name] if config is None else config
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -87,7 +114,7 @@ def decode_bytes(name: str, streams: int = 1) -> int:
     """Bytes of weights that one decode step of so many tokens must read: all but an untied embedding table."""
     if name in MIXTURES:
         return mixture_decode_bytes(MIXTURES[name], streams)
-    config = CONFIGS[name]
+    config = DENSE[name]
     hidden, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     attention = hidden * config["head_dim"] * (2 * heads + 2 * kv_heads)
     layer = attention + 3 * hidden * config["intermediate_size"]

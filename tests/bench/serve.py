@@ -58,6 +58,13 @@ SWEEP = (
 )
 
 
+def of_streams(loads: tuple[Load, ...], streams: list[int]) -> tuple[Load, ...]:
+    """Those of `loads` with so many streams, and one of the usual length for a number that none has."""
+    found = tuple(load for load in loads if load.concurrency in streams)
+    others = set(streams) - {load.concurrency for load in loads}
+    return (*found, *(Load(number, 512, 256, 3 * number) for number in sorted(others)))
+
+
 @dataclass(frozen=True)
 class Interference:
     """Streams that decode while a long prompt arrives every second."""

@@ -4,9 +4,9 @@
     python -m tests.bench.speculation texts [--folder MODEL]
 
 `held` has random weights, and holds acceptance at --acceptance for each draft token, whatever is sampled: look-up runs,
-its drafts are replaced, and of each as many tokens count as a generator says. The time of a step with a draft against
-one without is there too. `texts` is a real model (the built-in one) that copies, reverses a list and fills JSON, with
-real acceptance. Each line is JSON.
+its drafts are replaced, and of each as many tokens count as a generator says. With --method draft_model a model of
+Qwen3-0.6B's shape computes drafts. The time of a step with a draft against one without is there too. `texts` is a real
+model (the built-in one) that copies, reverses a list and fills JSON, with real acceptance. Each line is JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import tokenizers
@@ -28,12 +28,13 @@ import tokenizers
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, TokenIds
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
+from tessera.engine.contract.speculation.settings import SpeculationMethod
 from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.process import load_engine
 from tessera.engine.speculation.drafting import Drafting
 from tessera.engine.speculation.speculator import Speculator
 from tessera.engine.speculation.verification import VerifiedDraft
-from tests.bench.models import CONFIGS, write_model
+from tests.bench.models import CONFIGS, QWEN3_06B, write_model
 from tests.support.paths import BUILTIN
 
 CLIENT = b"bench"
@@ -51,6 +52,7 @@ class HeldDrafting(Drafting):
     """Looks for what it would draft, and drafts as many tokens as there may be; its acceptance is known."""
 
     rate = 0.0
+    is_computed = False  # by a model, whose tokens need not be replaced
 
     @property
     def acceptance_rate(self) -> float:
@@ -58,6 +60,8 @@ class HeldDrafting(Drafting):
 
     def propose(self, token_ids: TokenIds, most: int, constraint: Any) -> list[int]:
         super().propose(token_ids, most, constraint)
+        if self.is_computed:
+            return []
         return [3 + (len(token_ids) + number) % 100 for number in range(most)]
 
 
@@ -116,6 +120,9 @@ def decode(core: EngineCore, requests: list[tuple[list[int], SamplingParams]]) -
 
 
 def start(folder: Path, given: argparse.Namespace, mode: str, most: int, **settings: Any) -> EngineCore:
+    drafts = {"speculative_method": given.method, "num_speculative_tokens": given.draft_tokens}
+    if mode != "off":
+        settings = {**settings, **drafts, "speculative_model": given.draft_model}
     config = EngineConfig(
         model=str(folder),
         device=given.device,
@@ -123,8 +130,6 @@ def start(folder: Path, given: argparse.Namespace, mode: str, most: int, **setti
         max_num_batched_tokens=max(2048, 8 * most),
         batch_invariant=given.batch_invariant,
         speculation=mode,  # type: ignore[arg-type]
-        speculative_method=given.method,
-        num_speculative_tokens=given.draft_tokens if mode != "off" else None,
         **settings,
     )
     core = load_engine(config, lambda stage, done, total: None).core
@@ -136,6 +141,10 @@ def measure_held(given: argparse.Namespace) -> None:
     rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as root, Held(given.acceptance, given.seed):
         folder = write_model(Path(root), given.model)
+        if given.method == "draft_model":
+            shape = {**QWEN3_06B, "vocab_size": CONFIGS[given.model]["vocab_size"]}
+            given.draft_model = given.draft_model or str(write_model(Path(root), "draft", shape))
+            HeldDrafting.is_computed = True
         for mode in MODES:
             length = given.input_tokens + given.output_tokens
             core = start(folder, given, mode, max(given.streams), load_format="dummy", seed=1, max_model_len=length)
@@ -189,8 +198,9 @@ def main() -> None:
     parser.add_argument("--folder", default=str(BUILTIN))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--method", choices=("ngram", "suffix"), default="suffix")
-    parser.add_argument("--draft-tokens", type=int, default=7)
+    parser.add_argument("--method", choices=get_args(SpeculationMethod), default="suffix")
+    parser.add_argument("--draft-model", help="folder; with held another than one of Qwen3-0.6B's shape")
+    parser.add_argument("--draft-tokens", type=int, help="7, of a model 5")
     parser.add_argument("--acceptance", type=float, default=0.8, help="of each draft token")
     parser.add_argument("--input-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=256)

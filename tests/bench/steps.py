@@ -24,7 +24,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.bench.mixtures import MIXTURES
-from tests.bench.models import CONFIGS, write_model
+from tests.bench.models import DENSE, write_model
 from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE: Final = 16
@@ -111,7 +111,7 @@ def profile(runner: ModelRunner, rows: int, context: int) -> list[tuple[str, int
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
-    parser.add_argument("model", choices=(*CONFIGS, *MIXTURES))
+    parser.add_argument("model", choices=(*DENSE, *MIXTURES))
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")

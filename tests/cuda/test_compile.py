@@ -25,7 +25,7 @@ from tessera.engine.cuda.headers import include_folders
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.formats import KERNEL_FORMATS
-from tessera.engine.ops.cuda import attention, fp8, sampling
+from tessera.engine.ops.cuda import attention, fp8, sampling, training
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
@@ -125,7 +125,9 @@ OF_ONE_ORDER = {
 
 BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
 OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
-SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS)  # of which there are hundreds
+# Kernels of training, for each dtype on one architecture, and heads of which size there.
+TRAINING_HEADS = {"80": "64", "90a": "128", "120a": "32"}
+SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *training.SPECS)  # of which there are hundreds
 
 # Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
@@ -172,6 +174,8 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     if spec not in SAMPLED:
         return True
     values = dict(zip(spec.template, template, strict=True))
+    if spec in training.SPECS:
+        return arch in TRAINING_HEADS and values.get("HEAD_DIM", TRAINING_HEADS[arch]) == TRAINING_HEADS[arch]
     if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
         smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
         return smallest or values["F"] == "Q4_K"
@@ -220,6 +224,8 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         assert {pair for pair in pairs if dtype == "__nv_bfloat16" or not pair[0].batch_invariant} <= compiled
     of_fp8 = {spec for spec in OF_FP8_SPECS if not spec.batch_invariant}
     assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} == of_fp8
+    for arch in TRAINING_HEADS:
+        assert set(training.SPECS) <= {spec for spec, _ in pairs_for(arch)}
     for sampled in BLOCK_PRODUCTS:
         place = sampled.template.index("F")
         assert {template[place] for spec, template in compiled if spec is sampled} == KERNEL_FORMATS.keys()

@@ -204,6 +204,10 @@ class TestPool:
         assert size_class(1) == size_class(512) == 512
         assert size_class(LARGEST_POOLED) == LARGEST_POOLED
         assert size_class(LARGEST_POOLED + 1) == LARGEST_POOLED + 2 * MIB
+        for nbytes in range(LARGEST_POOLED + 1, 9 * LARGEST_POOLED, 9_999_991):
+            size = size_class(nbytes, pooled=True)
+            assert nbytes <= size <= nbytes * 1.125
+            assert size_class(size, pooled=True) == size
 
     def test_freed_memory_is_handed_out_again(self, fake: FakeDriver) -> None:
         pool = MemoryPool(lambda: None)
@@ -229,6 +233,18 @@ class TestPool:
         gc.collect()
         assert fake.live == {}
         assert pool.statistics.cached == 0
+
+    def test_large_pieces_that_are_needed_again_stay(self, fake: FakeDriver) -> None:
+        pool = MemoryPool(lambda: None)
+        pool.keeps_large = True
+        piece = pool.allocate(LARGEST_POOLED + 1)
+        pointer = piece.pointer
+        del piece
+        gc.collect()
+        assert pool.statistics.cached == LARGEST_POOLED * 9 // 8
+        again = pool.allocate(LARGEST_POOLED * 9 // 8)
+        assert again.pointer == pointer
+        assert pool.statistics.misses == 1
 
     def test_empty_cache(self, fake: FakeDriver) -> None:
         pool = MemoryPool(lambda: None)

@@ -73,9 +73,6 @@ class EmulatedDevice(CpuDevice):
         self._kernels: dict[Instantiation, tuple[Kernel, Any]] = {}
         self.launched: set[Instantiation] = set()
 
-    def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
-        ctypes.memset(pointer, value, nbytes)
-
     def see_memory_of(self, other: EmulatedDevice) -> None:
         """All memory is the host's."""
 

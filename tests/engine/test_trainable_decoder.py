@@ -18,12 +18,13 @@ from tessera.engine.training.optimizer import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.trainer import Trainer
 from tests.support.decoder_harness import DecoderHarness
-from tests.support.golden_gradients import ADAMW, MODELS, TRAINED, places
+from tests.support.golden_gradients import ADAMW, MODELS, TRAINED
 from tests.support.paths import GOLDEN
 from tests.support.tiny_families import FAMILIES, MAX_LEN, build_family
 from tests.support.tiny_families import prompt as family_prompt
 from tests.support.tiny_mixtures import TINY_MIXTURES
 from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.training_steps import assert_golden, loss_and_gradients
 
 Array = np.ndarray[Any, Any]
 
@@ -45,35 +46,9 @@ def decoder_of(name: str, folder: Path, dtype: np.dtype[Any] = float32, **settin
     return TrainableDecoder(parameters, f, max_len=TINY_MODELS[name].max_model_len, **settings)
 
 
-def loss_and_gradients(decoder: TrainableDecoder, examples: list[Example]) -> tuple[float, dict[str, Array]]:
-    """The mean loss, and gradients by the names of a checkpoint."""
-    total = sum(each.total_weight for each in examples)
-    (batch,) = micro_batches(examples, 10_000, total, CPU)
-    loss = decoder.loss(*batch)
-    decoder.functions.backward(loss)
-    gradients: dict[str, Array] = {}
-    for parameter in decoder.parameters:
-        assert parameter.variable.gradient is not None, parameter.name
-        array, start = parameter.variable.gradient.numpy(), 0
-        for name, rows in parameter.parts:
-            part = array[start : start + rows]
-            gradients[name] = part.T if parameter.transposed else part
-            start += rows
-        parameter.variable.gradient = None
-    return float(loss.value.numpy()[0]), gradients
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_every_gradient_are_those_of_pytorch(name: str, golden: dict[str, Array], tmp_path: Path) -> None:
-    loss, gradients = loss_and_gradients(decoder_of(name, tmp_path), [example()])
-    assert loss == pytest.approx(float(golden[f"{name}/loss"]), rel=1e-5)
-    names = golden[f"{name}/names"].tolist()
-    assert set(gradients) == set(names)
-    for tensor, norm, some in zip(names, golden[f"{name}/norms"], golden[f"{name}/some"], strict=True):
-        gradient = np.ascontiguousarray(gradients[tensor]).reshape(-1)
-        assert float(np.linalg.norm(gradient)) == pytest.approx(float(norm), rel=1e-4, abs=1e-7), tensor
-        kept = gradient[places(gradient.size)]
-        np.testing.assert_allclose(kept, some, rtol=0, atol=1e-4 * float(norm) + 1e-7, err_msg=tensor)
+    assert_golden(name, loss_and_gradients(decoder_of(name, tmp_path), [example()]), golden)
 
 
 def test_steps_of_adamw_are_those_of_pytorch(golden: dict[str, Array], tmp_path: Path) -> None:

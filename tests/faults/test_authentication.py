@@ -13,7 +13,7 @@ from tessera.app.ops.page_files import FOLDER
 from tessera.app.server.application import PAGE_ROUTES, ROUTES
 from tessera.app.settings import AppSettings
 from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.http_fixtures import call, call_each, ids, settings_for, write_model_folder
 
 HELLO = play(ids("hello"), finish="length")
 
@@ -47,11 +47,14 @@ def test_fault_authentication_every_route_and_method_wants_a_key_but_the_written
     assert paths >= open_paths
     some_files = set(sorted(open_paths - OPEN_PATHS)[::8])
     paths -= open_paths - OPEN_PATHS - some_files
-    for path in sorted(paths):
-        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"):
-            status = call(client, settings, method, path.replace("{name:path}", "tiny")).status_code
-            meant = path if path == "/" else path.removesuffix("/")  # a slash at the end changes nothing
-            assert (status == 401) == (meant not in open_paths), (method, path, status)
+    methods = ("GET", "POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH")
+    requests = [(method, path) for path in sorted(paths) for method in methods]
+    responses = call_each(
+        client, settings, [(method, path.replace("{name:path}", "tiny")) for method, path in requests]
+    )
+    for (method, path), response in zip(requests, responses, strict=True):
+        meant = path if path == "/" else path.removesuffix("/")  # a slash at the end changes nothing
+        assert (response.status_code == 401) == (meant not in open_paths), (method, path, response.status_code)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from tessera.engine.autograd.functions import Functions
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ops.cpu import CpuOps
 from tests.support.op_cases import DTYPES
@@ -52,6 +53,16 @@ def cuda_ops(cuda_device: CudaDevice) -> CudaOps:
     for dtype in DTYPES:
         ops.compile(dtype)
     return ops
+
+
+@pytest.fixture(scope="session")
+def training(cuda_device: CudaDevice) -> Functions:
+    """Operations with a backward; kernels are compiled when they are first launched."""
+    from tessera.engine.ops.cuda import CudaOps
+    from tessera.engine.ops.cuda.training.ops import CudaTrainingOps
+
+    ops = CudaOps(cuda_device)
+    return Functions(ops, CudaTrainingOps(cuda_device, ops))
 
 
 @pytest.fixture(scope="session")

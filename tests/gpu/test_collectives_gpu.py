@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,17 +13,22 @@ import numpy as np
 import pytest
 
 from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
-from tessera.engine.collectives.cuda import CudaCollectives, PeerGroup
+from tessera.engine.collectives.cuda import CudaCollectives
 from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.cuda.driver import find_device
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.collectives import MOST_AT_ONCE
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
 from tests.support.op_cases import random_array
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
 
-pytestmark = pytest.mark.gpu
+# A thread that hangs in the driver hears no signal; this method prints where all threads are, and ends the process.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60, method="thread")]
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -30,15 +36,40 @@ EMULATED = os.environ.get("TESSERA_EMULATED") == "1"
 
 
 class Ranks:
-    """Calls a function in each rank's thread."""
+    """Calls a function in each rank's thread. Where one fails, the others end, and all later calls fail at once."""
 
-    def __init__(self, devices: Sequence[Device], join: Callable[[int], Collectives]) -> None:
+    def __init__(
+        self, devices: Sequence[Device], join: Callable[[int], Collectives], group: PeerGroup | None = None
+    ) -> None:
         self.devices = devices
+        self._group = group
+        self._failed: BaseException | None = None
         self._threads = ThreadPoolExecutor(len(devices))
-        self.collectives = list(self._threads.map(join, range(len(devices))))
+        self.collectives = self._on_all(join, range(len(devices)))
 
     def __call__(self, function: Callable[[Collectives, Device], T]) -> list[T]:
-        return list(self._threads.map(function, self.collectives, self.devices))
+        return self._on_all(function, self.collectives, self.devices)
+
+    def _on_all(self, function: Callable[..., T], *arguments: Any) -> list[T]:
+        if self._failed is not None:
+            pytest.fail(f"the ranks have failed before: {self._failed}", pytrace=False)
+        calls = [self._threads.submit(self._guarded, function, *each) for each in zip(*arguments, strict=True)]
+        errors = [error for call in calls if (error := call.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [call.result() for call in calls]
+
+    def _guarded(self, function: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            rank = next((each.index for each in arguments if isinstance(each, Collectives)), arguments[0])
+            self._failed = self._failed or error
+            print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
+            if self._group is not None:
+                self._group.rendezvous.fail(rank, error)
+                print(*self._group.reports(), sep="\n", flush=True)
+            raise
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -48,8 +79,17 @@ class Ranks:
 def ranks(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[Ranks]:
     devices = list(devices_of(request.param, pytestconfig))
     group = PeerGroup(Rendezvous(len(devices), timeout=30.0))
-    with closing(Ranks(devices, lambda index: CudaCollectives(index, group, devices[index]))) as made:
+    with closing(Ranks(devices, lambda index: joined(index, group, devices[index]), group)) as made:
         yield made
+
+
+def joined(index: int, group: PeerGroup, device: CudaDevice) -> CudaCollectives:
+    made = CudaCollectives(index, group, device)
+    if not EMULATED:
+        for dtype in (float32, bfloat16, float16):
+            made.prepare(dtype)
+    made.starting = False
+    return made
 
 
 def devices_of(count: int, config: pytest.Config) -> Iterator[CudaDevice]:
@@ -131,6 +171,34 @@ def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks) -> None:
     assert all(np.array_equal(array, expected) for array in ranks(call))
 
 
+# Rows of one block; of several chunks a thread; of more blocks than there are, and more than a box holds.
+NORMED = [(2, 256), (3, 1160), (257, 1024), *([] if EMULATED else [(1, 4096), (128, 4096), (300, 8192)])]
+
+
+@pytest.mark.parametrize("shape", NORMED, ids=str)
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    """The stream has the bits of the CPU's, and its norm those of the norm's own kernel."""
+    arrays = [random_array(seed, shape, dtype) for seed in range(len(ranks.devices))]
+    stream, weight = random_array(9, shape, dtype, 4.0), random_array(10, shape[-1:], dtype)
+
+    def call(collectives: Collectives, device: Device) -> tuple[bool, Array, Array, Array]:
+        x, residual = from_numpy(arrays[collectives.index], device), from_numpy(stream, device)
+        gains, out, alone = (from_numpy(array, device) for array in (weight, stream, stream))
+        done = collectives.all_reduce_add_norm(x, residual, gains, 1e-5, out)
+        (CpuOps() if device is CPU else CudaOps(device)).rmsnorm(residual, gains, 1e-5, out=alone)  # type: ignore[arg-type]
+        return done, np.array(residual.numpy()), np.array(out.numpy()), np.array(alone.numpy())
+
+    with closing(on_cpu(len(arrays))) as cpu:
+        _, expected, of_cpu, alone_of_cpu = cpu(call)[0]
+    assert np.array_equal(of_cpu, alone_of_cpu)
+    for done, added, normed, alone in ranks(call):
+        assert done == (len(arrays) == 2 or np.prod(shape) <= MOST_AT_ONCE)
+        if done:
+            assert np.array_equal(added, expected)
+            assert np.array_equal(normed, alone)
+
+
 def test_columns_are_gathered_and_tokens_told(ranks: Ranks) -> None:
     count, rows = len(ranks.devices), 3
     widths = [5 + index for index in range(count)]
@@ -177,3 +245,22 @@ def test_graphs_are_replayed_in_step(ranks: Ranks) -> None:
 
     count = len(ranks.devices)
     assert all((array == count**6).all() for array in ranks(call))
+
+
+def test_a_rank_that_does_not_come_ends_the_others(pytestconfig: pytest.Config) -> None:
+    """By the host, which they look at, or by the clock, and then they say what they waited for."""
+    if not EMULATED:
+        pytest.skip("an error of a kernel ends all work of its device")
+    devices = list(devices_of(2, pytestconfig))
+    for patience, report in ((60.0, []), (0.05, ["block 0 of rank 0's all_reduce (meeting 1) waited for rank 1"])):
+        group = PeerGroup(Rendezvous(2, timeout=30.0))
+        with closing(Ranks(devices, lambda index: CudaCollectives(index, group, devices[index]), group)) as ranks:  # noqa: B023
+            alone = ranks.collectives[0]
+            assert isinstance(alone, CudaCollectives)
+            alone.starting, alone.patience = False, patience
+            stop = threading.Timer(0.2, group.rendezvous.fail, (1, RuntimeError("broken")))
+            stop.start()
+            with pytest.raises(Exception, match="trap"):
+                alone.all_reduce(from_numpy(np.ones((1, 64), np.float32), devices[0]))
+            stop.join()
+            assert [line.partition(" at its")[0] for line in group.reports()] == report

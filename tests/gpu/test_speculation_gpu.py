@@ -15,7 +15,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda import CudaOps
 from tests.support.canaries import MODELS, make_core, write_config
-from tests.support.speculation import Asked, Told, ask_all, num_accepted, predicted
+from tests.support.speculation import Asked, Told, ask_all, num_accepted, num_drafted, predicted
 
 pytestmark = pytest.mark.gpu
 
@@ -70,6 +70,24 @@ def test_in_one_order_of_sums_drafts_change_no_bit(
         del core
         assert everything(told) == everything(expected), method
         assert num_accepted(told) > len(asked) * 3
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize(("model", "draft"), [("small", "small"), ("llama-8b", "qwen3-0.6b")])
+def test_in_one_order_of_sums_a_draft_model_changes_no_bit(
+    model: str, draft: str, eager: bool, cuda_device: CudaDevice, tmp_path: Path
+) -> None:
+    ops = CudaOps(cuda_device, batch_invariant=True)
+    folder, draft_folder = write_config(tmp_path / "served", model), write_config(tmp_path / "draft", draft)
+    asked = requests(model, MODELS[model].get("vocab_size", 2048))
+    expected = ask_all(make(folder, ops, model, enforce_eager=eager), asked)
+    settings = {"speculative_method": "draft_model", "speculative_model": str(draft_folder)}
+    core = make(folder, ops, model, enforce_eager=eager, speculation="on", **settings)
+    told = ask_all(core, asked)
+    assert everything(told) == everything(expected)
+    assert num_drafted(told) > len(asked) * 3
+    if draft == model:
+        assert num_accepted(told) > num_drafted(told) / 3, "it says what the model says, but for penalties and masks"
 
 
 @pytest.mark.parametrize("model", ["small", "qwen3-0.6b"])

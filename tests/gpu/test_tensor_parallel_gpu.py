@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import RankError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.models.config import load_config
@@ -20,7 +23,9 @@ from tessera.engine.tensor import CPU
 from tests.support.decoder_harness import Row, scattered_blocks, step_batch
 from tests.support.tiny_models import TINY_MODELS, build, prompt
 
-pytestmark = pytest.mark.gpu
+# The first compiles all kernels in float32. A thread that hangs in the driver hears no signal; this method prints where
+# all threads are, and ends the process.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300, method="thread")]
 
 BLOCK_SIZE = 8
 MODELS = ("llama", "llama-tied-biases", "qwen3", "gpt2", "stablelm-parallel", "qwen2moe", "gptoss")
@@ -53,6 +58,12 @@ def completions(runner: ModelRunner | ParallelRunner, count: int) -> list[list[i
     return [row.output for row in rows]
 
 
+def show_threads(error: RankError) -> None:
+    assert sys.__stderr__ is not None
+    print(error, file=sys.__stderr__, flush=True)
+    faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+
+
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_the_cpu(name: str, eager: bool, tmp_path: Path) -> None:
@@ -73,5 +84,5 @@ def test_tokens_are_those_of_the_cpu(name: str, eager: bool, tmp_path: Path) -> 
     model, device = load_config(folder), CudaDevice(0)
     alone = EngineConfig(model=str(folder), dtype="float32", **settings)
     expected = completions(ModelRunner(alone, model, CPU, make_ops(CPU)), 8)
-    with closing(make_cuda_runner(config, model, device, make_ops(device))) as ranks:
+    with closing(make_cuda_runner(config, model, device, make_ops(device), on_hang=show_threads)) as ranks:
         assert completions(ranks, 8) == expected

@@ -93,8 +93,14 @@ def draw_speculation(rng: random.Random) -> dict[str, Any]:
     """Settings of drafts, in a third of the worlds."""
     if rng.random() < 0.67:
         return {}
-    method = rng.choice(("ngram", "suffix", "suffix"))
-    return {"speculation": rng.choice(("on", "on", "auto")), "speculative_method": method, "prompt_lookup_min": 1}
+    method = rng.choice(("ngram", "suffix", "draft_model", "draft_model"))
+    model = "simulated" if method == "draft_model" else None
+    return {
+        "speculation": rng.choice(("on", "on", "auto")),
+        "speculative_method": method,
+        "speculative_model": model,
+        "prompt_lookup_min": 1,
+    }
 
 
 def make_world(rng: random.Random, tiers: Tiers | None, speculation: dict[str, Any]) -> World:

@@ -7,7 +7,6 @@ import errno
 import os
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,8 +31,9 @@ from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
+from tessera.engine.speculation.draft_keys import DraftLimits
 from tests.simulation.invariants import check_core
-from tests.support.fake_runner import FakeRunner
+from tests.support.fake_runner import Done, FakeRunner
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -55,14 +55,6 @@ def extend(state: int, token_ids: Iterable[int]) -> int:
 def token_after(state: int) -> int:
     """What the model says after a context; -1 for logits that are not finite."""
     return -1 if state % 401 == 7 else state % VOCAB_SIZE
-
-
-@dataclass
-class Done:
-    outcome: StepResult
-
-    def result(self) -> StepResult:
-        return self.outcome
 
 
 class HashingRunner:
@@ -220,8 +212,12 @@ class SimulatedEngine:
         tiers = None
         if world.tiers is not None or world.config.speculation != "off":
             runner = RememberingRunner(world.num_blocks, world.config.block_size, asynchronous=world.asynchronous)
+            runner.num_slots = world.config.max_num_seqs
             if world.tiers is not None:
                 tiers = world.tiers.make(history.rng, runner, self._loop.time)
+        limits = None
+        if world.config.speculative_method == "draft_model":
+            limits = DraftLimits(world.max_model_len)
         self.core = EngineCore(
             world.config,
             runner,
@@ -231,6 +227,7 @@ class SimulatedEngine:
             eos_token_ids=(EOS,),
             clock=self._loop.time,
             tiers=tiers,
+            draft_limits=limits,
         )
         sleeper = SimulatedSleeper(history, self.core, runner)
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"", sleeper=sleeper)

@@ -16,9 +16,11 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
+from tessera.engine.drafters.make import make_drafter
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import CpuDevice
 
 CLIENT = b"canaries"
 MOST_STEPS = 20_000
@@ -104,7 +106,9 @@ def make_core(folder: Path, ops: Ops, **settings: Any) -> EngineCore:
     defaults: dict[str, Any] = {"dtype": "bfloat16", "load_format": "dummy", "seed": 5, "batch_invariant": True}
     asked = EngineConfig(model=str(folder), **{**defaults, **settings})
     model = load_config(folder)
-    runner = ModelRunner(asked, model, ops.device, ops)
+    kind = "cpu" if isinstance(ops.device, CpuDevice) else "cuda"
+    drafter = make_drafter(asked.with_device_defaults(kind), model, ops)
+    runner = ModelRunner(asked, model, ops.device, ops, drafter=drafter)
     return EngineCore(
         runner.config,
         runner,
@@ -113,6 +117,7 @@ def make_core(folder: Path, ops: Ops, **settings: Any) -> EngineCore:
         num_kv_blocks=runner.num_kv_blocks,
         eos_token_ids=[],
         short_rope_len=runner.short_rope_len,
+        draft_limits=None if drafter is None else drafter.limits,
     )
 
 

@@ -31,6 +31,8 @@ from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.speculation.draft_keys import DraftLimits
+from tests.support.fake_drafts import FakeDrafts
 from tests.support.fake_tiers import check_tiers
 
 VOCAB_SIZE = 100
@@ -88,9 +90,14 @@ class Done:
     """A step that the fake has computed at once; its result is what the engine waits for."""
 
     outcome: StepResult
+    drafted: np.ndarray[Any, np.dtype[np.int32]] | None = None
 
     def result(self) -> StepResult:
         return self.outcome
+
+    def drafts(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+        assert self.drafted is not None, "nothing was drafted before this step"
+        return self.drafted
 
 
 class FakeRunner:
@@ -125,9 +132,12 @@ class FakeRunner:
         self._positions = np.full(num_blocks * block_size, POISON, np.int32)
         self._in_long_rows = np.zeros(num_blocks * block_size, bool)
         self._slots: dict[int, tuple[SlotInit, list[int]]] = {}
+        self.drafts = FakeDrafts(num_blocks, block_size)
+        self.num_slots = 0  # where drafts are made
 
     def lose_memory(self) -> None:
         """All that is in the KV cache is gone."""
+        self.drafts.lose_memory()
         self._token_ids[:] = POISON
         self._positions[:] = POISON
 
@@ -138,11 +148,14 @@ class FakeRunner:
 
     def poison(self, blocks: Iterable[int]) -> None:
         """Make it fatal to read these blocks again without storing to them first."""
+        blocks = list(blocks)
+        self.drafts.poison(blocks)
         self._token_ids.reshape(-1, self.block_size)[list(blocks)] = POISON
         self._positions.reshape(-1, self.block_size)[list(blocks)] = POISON
 
     def start(self, batch: StepBatch) -> Done:
-        return Done(self.execute(batch))
+        outcome = self.execute(batch)
+        return Done(outcome, self.drafts.as_array(self.num_slots) if batch.drafting else None)
 
     def sample(self, running: Done, mask: TokenMask | None) -> None:
         raise AssertionError("the fake knows no constraints")
@@ -155,11 +168,15 @@ class FakeRunner:
             assert len(set(places)) == len(places), "a place of a block table is written twice"
             for (row, column), block in zip(places, updates.blocks.tolist(), strict=True):
                 self._tables[row][column] = block
+        assert not batch.drafting or batch.drafting[0].table_updates is batch.table_updates
+        for number, step in enumerate(batch.drafting):
+            check_batch(step, self.short_rope_len, of_draft=True)
+            self.drafts.execute(number, step, self._tables, lambda slot: self._slots[slot][1], self.say)
         self.inspect(batch)
         self.last_batch = batch
         for init in batch.slot_inits:
             self._slots[init.slot] = (init, [*init.prompt_token_ids, *init.output_token_ids])
-        newest = [self._slots[-1 - token_id][1][-1] if token_id < 0 else token_id for token_id in batch.input_ids]
+        newest = [self._resolve(token_id) if token_id < 0 else token_id for token_id in batch.input_ids.tolist()]
         stored = batch.slot_mapping >= 0
         slots = batch.slot_mapping[stored]
         assert (self._token_ids[self._slots_of_repeated(batch)] == np.array(newest)[~stored]).all()
@@ -182,6 +199,11 @@ class FakeRunner:
                 for token_id, num in zip(token_ids, num_logprobs.tolist(), strict=True)
             ]
         return StepResult(np.array(token_ids, np.int32), logprobs, self._score_prompts(batch, contexts))
+
+    def _resolve(self, token_id: int) -> int:
+        """What stands in the place that a negative id names."""
+        number, slot = divmod(-1 - token_id, self.num_slots) if self.num_slots else (0, -1 - token_id)
+        return self.drafts.token(number - 1, slot) if number else self._slots[slot][1][-1]
 
     def _slots_of_repeated(self, batch: StepBatch) -> np.ndarray[Any, Any]:
         """Where the tokens have been stored that a batch computes again beside another one."""
@@ -238,7 +260,9 @@ class FakeRunner:
         return token_id
 
 
-def check_batch(batch: StepBatch, short_rope_len: int = 0, *, batch_invariant: bool = False) -> None:
+def check_batch(
+    batch: StepBatch, short_rope_len: int = 0, *, batch_invariant: bool = False, of_draft: bool = False
+) -> None:
     """Shapes, types and order are what engine/core/step_batch.py promises."""
     num_rows, num_tokens, num_sampled = batch.num_seqs, batch.num_tokens, batch.num_sampled
     lengths = {
@@ -278,7 +302,7 @@ def check_batch(batch: StepBatch, short_rope_len: int = 0, *, batch_invariant: b
     else:
         assert set(batch.logits_indices.tolist()) <= set(last.tolist())
     stored = batch.slot_mapping[batch.slot_mapping >= 0]
-    assert len(np.unique(stored)) == len(stored), "two tokens are stored in one place"
+    assert len(np.unique(stored)) == len(stored) or of_draft, "two tokens are stored in one place"
     assert batch.sampling.rows.shape == (num_sampled,)
     assert batch.sampling.rows.dtype == SAMPLING_ROW
 
@@ -329,7 +353,8 @@ class Harness:
         make_tiers: Callable[[FakeRunner], KVTiers] | None = None,
         **settings: Any,
     ) -> None:
-        """`make_tiers` makes the tiers of a runner; `settings` are further ones of the engine."""
+        """`make_tiers` makes the tiers of a runner; `settings` are further ones of the engine, and `draft_len` the
+        context of a draft model."""
         self.now = 100.0
         self.runner = FakeRunner(
             num_blocks,
@@ -339,6 +364,11 @@ class Harness:
             batch_invariant=batch_invariant,
         )
         self.runner.inspect = self._check_writes
+        limits = None
+        if settings.get("speculative_method") == "draft_model":
+            self.runner.num_slots = max_num_seqs
+            limits = DraftLimits(settings.pop("draft_len", max_model_len), short_rope_len)
+            settings["speculative_model"] = "fake"
         self.tiers = make_tiers(self.runner) if make_tiers is not None else None
         self.core = EngineCore(
             EngineConfig(
@@ -359,6 +389,7 @@ class Harness:
             short_rope_len=short_rope_len,
             clock=lambda: self.now,
             tiers=self.tiers,
+            draft_limits=limits,
         )
         self._idle_steps = 0
         self.token_ids: dict[str, list[int]] = {}

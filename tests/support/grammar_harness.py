@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tokenizers
@@ -15,16 +16,21 @@ from tessera.engine.contract.sampling_params import Grammar, SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.grammar.compiler import GrammarCompiler
+from tessera.engine.grammar.token_tables import Words
 from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.speculation.draft_keys import DraftLimits
 from tessera.engine.tensor import CPU, from_numpy
 from tests.support.paths import BUILTIN
 from tests.support.token_ids import token_ids
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 MODEL = BUILTIN
 VOCAB_SIZE = 2560
 EOS = 2
 CLIENT = b"client"
-NUM_SLOTS = 256
+NUM_SLOTS = 64
+MAX_DRAFT = 8
 TOKENIZER = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))
 
 
@@ -45,15 +51,23 @@ def decode(token_ids: list[int]) -> str:
 @dataclass
 class NoisyStep:
     batch: StepBatch
+    drafted: Array
     outcome: StepResult | None = None
 
     def result(self) -> StepResult:
         assert self.outcome is not None, "a constrained step is sampled before its result is taken"
         return self.outcome
 
+    def drafts(self) -> Array:
+        assert self.batch.drafting, "nothing was drafted before this step"
+        return self.drafted
+
 
 class NoiseRunner:
-    """Chooses at random among the tokens that the mask leaves; a row depends on its own newest token alone."""
+    """Chooses at random among the tokens that the mask leaves; a row depends on its own newest token alone.
+
+    Its draft model knows the mask of the first token, and none of those behind it.
+    """
 
     full_sizes: tuple[int, ...] = ()
 
@@ -61,21 +75,32 @@ class NoiseRunner:
         self.asynchronous = asynchronous
         self.ops = CpuOps()
         self.num_masked_rows = 0
+        self.first_masks: Callable[[], dict[int, Words]] = dict  # by slot
         self._newest = np.zeros(NUM_SLOTS, np.int32)
+        self._drafts = np.zeros((MAX_DRAFT, NUM_SLOTS), np.int32)
 
     def start(self, batch: StepBatch) -> NoisyStep:
-        running = NoisyStep(batch)
+        for number, step in enumerate(batch.drafting):
+            masks = {slot: words for slot, words in self.first_masks().items() if number == 0}
+            chosen = [(row, masks[slot]) for row, slot in enumerate(step.sampling.slots.tolist()) if slot in masks]
+            rows, words = [row for row, _ in chosen], [words for _, words in chosen]
+            mask = TokenMask(np.array(rows, np.int32), np.stack(words)) if chosen else None
+            before = self._drafts[number - 1] if number else self._newest
+            self._drafts[number, step.sampling.slots] = self._choose(step, mask, before).token_ids
+        running = NoisyStep(batch, self._drafts.copy())
         if not batch.is_constrained:
             self.sample(running, None)
         return running
 
     def sample(self, running: NoisyStep, mask: TokenMask | None) -> None:
-        running.outcome = self._choose(running.batch, mask)
+        known = np.append(self._newest, self._drafts)
+        running.outcome = self._choose(running.batch, mask, known)
         self._newest[running.batch.sampling.slots] = running.outcome.token_ids
 
-    def _choose(self, batch: StepBatch, mask: TokenMask | None) -> StepResult:
+    def _choose(self, batch: StepBatch, mask: TokenMask | None, known: Array) -> StepResult:
+        """`known`: tokens that negative ids stand for."""
         newest = batch.input_ids[batch.logits_indices]
-        newest = np.where(newest < 0, self._newest[np.maximum(-1 - newest, 0)], newest)
+        newest = np.where(newest < 0, known[np.maximum(-1 - newest, 0)], newest)
         newest = np.maximum(newest, 0)  # after a row without a token, whose sequence has failed
         seeds = batch.sampling.rows["seed"].astype(np.int64)
         rows = list(zip(newest.tolist(), batch.sampling.positions.tolist(), seeds.tolist(), strict=True))
@@ -111,7 +136,7 @@ class GrammarHarness:
 
     def __init__(self, compiler: GrammarCompiler | None, *, asynchronous: bool = False, **settings: Any) -> None:
         blocks = settings.pop("num_kv_blocks", 4096)
-        limits = {"block_size": 8, "max_num_seqs": 64, "max_num_batched_tokens": 8192}
+        limits = {"block_size": 8, "max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": 8192}
         config = EngineConfig(model="noise", **{**limits, **settings})
         self.runner = NoiseRunner(asynchronous=asynchronous)
         self.core = EngineCore(
@@ -122,7 +147,11 @@ class GrammarHarness:
             num_kv_blocks=blocks,
             eos_token_ids=[EOS],
             grammars=compiler,
+            draft_limits=DraftLimits(1024) if config.speculative_model is not None else None,
         )
+        self.runner.first_masks = lambda: {
+            each.slot: each.constraint.mask for each in self.core.scheduler.running if each.constraint is not None
+        }
         self.answers: dict[str, Answer] = {}
 
     def add(self, name: str, grammar: Grammar | None = None, prompt: str = "Hello there!", **params: Any) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -105,13 +105,21 @@ def sharing_templates() -> AbstractContextManager[object]:
 
 def call(client: FakeClient, settings: AppSettings, method: str, path: str, **options: Any) -> httpx.Response:
     """One request without sockets. Streamed answers come whole: use `serve` to see them flow."""
+    (response,) = call_each(client, settings, [(method, path)], **options)
+    return response
 
-    async def send() -> httpx.Response:
+
+def call_each(
+    client: FakeClient, settings: AppSettings, requests: Iterable[tuple[str, str]], **options: Any
+) -> list[httpx.Response]:
+    """Requests without sockets to one application, one after another: methods and paths."""
+
+    async def send() -> list[httpx.Response]:
         with sharing_templates():
             app = create_app(as_engines(client), settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://tiny") as http:
-            return await http.request(method, path, **options)
+            return [await http.request(method, path, **options) for method, path in requests]
 
     return asyncio.run(send())
 

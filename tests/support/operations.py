@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -58,6 +59,7 @@ TUNING = frozenset(
 HARMLESS = tuple(operation for operation in OPERATIONS if operation.id not in POOLED)
 
 
+@lru_cache
 def document_for(settings: AppSettings) -> dict[str, Any]:
-    """The document that a server with these settings has at /openapi.json."""
+    """The document that a server with these settings has at /openapi.json; not to be changed."""
     return openapi_document(api_routes(ROUTES), settings, (ANTHROPIC, OLLAMA))

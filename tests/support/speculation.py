@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
+from tessera.engine.drafters.draft_model import DraftModel
+from tessera.engine.drafters.make import make_drafter
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
@@ -42,20 +47,35 @@ class Told:
     last: RequestOutput | None = None
 
 
-def make_core(folder: Path, runner: ModelRunner | None = None, **settings: Any) -> EngineCore:
-    """An engine on the CPU; `runner`: one that was made with settings as large."""
+def make_runner(folder: Path, **settings: Any) -> ModelRunner:
+    """On the CPU, with the draft model that the settings ask for."""
+    config = make_config(folder, **settings)
+    model, ops = load_config(folder), make_ops(CPU)
+    drafter = make_drafter(config.with_device_defaults("cpu"), model, ops)
+    return ModelRunner(config, model, CPU, ops, drafter=drafter)
+
+
+def make_config(folder: Path, **settings: Any) -> EngineConfig:
     limits: dict[str, Any] = {"block_size": 8, "max_num_seqs": 6, "max_num_batched_tokens": 64, "num_kv_blocks": 256}
-    config = EngineConfig(model=str(folder), **{**limits, **settings})
-    model = load_config(folder)
-    runner = ModelRunner(config, model, CPU, make_ops(CPU)) if runner is None else runner
+    return EngineConfig(model=str(folder), **{**limits, **settings})
+
+
+def make_core(folder: Path, runner: ModelRunner | None = None, **settings: Any) -> EngineCore:
+    """An engine on the CPU; `runner`: one that was made with settings as large, and with as many sequences where it
+    has a draft model."""
+    config = make_config(folder, **settings)
+    runner = make_runner(folder, **settings) if runner is None else runner
+    drafter, drafts = runner.drafter, config.speculation_settings
+    assert drafter is None or isinstance(drafter, DraftModel)
     return EngineCore(
         config.with_device_defaults("cpu"),
         runner,
-        vocab_size=model.vocab_size,
+        vocab_size=runner.model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=config.num_kv_blocks or runner.num_kv_blocks,
-        eos_token_ids=model.eos_token_ids,
+        eos_token_ids=runner.model.eos_token_ids,
         short_rope_len=runner.short_rope_len,
+        draft_limits=drafter.limits if drafter is not None and drafts is not None and drafts.uses_model else None,
     )
 
 
@@ -92,3 +112,45 @@ def predicted(asked: list[Asked], expected: list[Told]) -> list[Asked]:
 
 def num_accepted(told: list[Told]) -> int:
     return sum(each.last.num_accepted_draft_tokens for each in told if each.last is not None)
+
+
+def num_drafted(told: list[Told]) -> int:
+    return num_accepted(told) + sum(each.last.num_rejected_draft_tokens for each in told if each.last is not None)
+
+
+def repeated(seed: int, vocab_size: int, length: int) -> list[int]:
+    """A prompt in which whatever comes has come before."""
+    rng = random.Random(seed)
+    phrase = [rng.randrange(3, vocab_size) for _ in range(7)]
+    return [1, *phrase * (length // 7), *phrase[: length % 7]]
+
+
+def varied_requests(vocab_size: int, max_tokens: int) -> list[Asked]:
+    """Greedy and sampled, plain and with every adjustment and filter."""
+    settings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.0, "logprobs": 3},
+        {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+        {"temperature": 0.0, "frequency_penalty": 1.5, "logit_bias": {4: 2.0, 9: -3.0}},
+        {"temperature": 0.7, "seed": 11, "top_p": 0.9},
+        {"temperature": 0.4, "seed": 12, "top_k": 5, "min_p": 0.05, "logprobs": 0},
+        {"temperature": 1.0, "seed": 13, "top_n_sigma": 1.0, "presence_penalty": 1.0, "min_tokens": 9},
+        {"temperature": 0.3, "seed": 14, "stop_token_ids": (7, 8)},
+        {"temperature": 0.0, "bad_words": ((5, 6), (9,)), "allowed_token_ids": tuple(range(3, 60))},
+    ]
+    return [
+        Asked(repeated(number // 2, vocab_size, 20 + 3 * number), SamplingParams(max_tokens=max_tokens, **each))
+        for number, each in enumerate(settings)
+    ]
+
+
+def assert_same(told: list[Told], expected: list[Told]) -> None:
+    for one, other in zip(told, expected, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.last is not None
+        assert other.last is not None
+        assert (one.last.finish_reason, one.last.stop_token_id) == (other.last.finish_reason, other.last.stop_token_id)
+        assert [each.token_id for each in one.logprobs] == [each.token_id for each in other.logprobs]
+        for left, right in zip(one.logprobs, other.logprobs, strict=True):
+            assert left.logprob == pytest.approx(right.logprob, abs=1e-3)
+            assert len(left.top_token_ids) == len(right.top_token_ids)

@@ -13,7 +13,7 @@ from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.scheduler import Scheduler
-from tessera.engine.core.step_batch import StepBatch, StepResult
+from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult
 
 CLIENT = b"client"
 STEP_SECONDS = 0.25e-3  # that every step takes besides
@@ -67,6 +67,9 @@ class Submitted:
     def result(self) -> StepResult:
         self.engine.now = max(self.engine.now, self.end)
         return StepResult(np.full(self.num_sampled, 5, np.int32), None, [])
+
+    def drafts(self) -> Int32Array:
+        raise AssertionError("nothing is drafted")
 
 
 @dataclass

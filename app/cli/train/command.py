@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -22,7 +23,8 @@ from tessera.app.cli.train.options import (
 from tessera.app.cli.train.plot import svg_plot, terminal_plot
 from tessera.app.training.dataset import Dataset, DatasetReader
 from tessera.engine.contract.errors import ConfigError, TesseraError
-from tessera.engine.tensor import bfloat16, float32
+from tessera.engine.runner.devices import select_device
+from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.examples import AnyItem, ExampleOrder, Item
 from tessera.engine.training.lora import LoraSettings
 from tessera.engine.training.plan import PlannedTraining, TrainingPlan, plan_preferences, plan_supervised
@@ -53,6 +55,7 @@ class _Training:
         self._optimisation = given.make(OptimisationOptions)
         self._resources = given.make(TrainResourceOptions)
         self._console = Console(stderr=True)
+        self._device, self._reason = select_device(self._resources.device)
 
     def run(self) -> int:
         chats, output = self._checked_places()
@@ -98,13 +101,20 @@ class _Training:
             else None,
             run=self._run_settings(num_examples),
             max_length=max_length,
-            dtype=bfloat16 if resources.dtype == "bfloat16" else float32,
+            dtype=self._dtype(),
             weight_decay=optimisation.weight_decay,
             max_gradient_norm=optimisation.max_gradient_norm,
             micro_batch_tokens=resources.micro_batch_tokens,
             checkpoint_layers=resources.checkpoint_layers,
             beta=self._method.beta,
+            device=self._device,
         )
+
+    def _dtype(self) -> np.dtype[Any]:
+        given = self._resources.dtype
+        if given == "auto":
+            return float32 if self._device is CPU else bfloat16
+        return bfloat16 if given == "bfloat16" else float32
 
     def _train(self, planned: PlannedTraining[Any], found: ModelFolder, output: Path, examples: Sequence[Item]) -> int:
         adapter, run = self._adapter, planned.run
@@ -117,6 +127,8 @@ class _Training:
             f"{found.name}: {planned.num_trained:,} parameters are trained on {len(examples):,} {what}, "
             f"{num_tokens:,} tokens, in {settings.num_steps:,} steps"
         )
+        if self._device is not CPU:
+            self._say(f"on {self._device}: {self._reason}")
         seconds = self._run(run)
         if adapter.lora:
             planned.save_adapter(output / ADAPTER, self._data.model or found.name)

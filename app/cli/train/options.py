@@ -128,13 +128,18 @@ class OptimisationOptions(msgspec.Struct, frozen=True, kw_only=True):
 class TrainResourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Memory, precision and the disk."""
 
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"],
+        Option("auto: CUDA where a usable device is found, else the CPU", group=RESOURCES),
+    ] = "auto"
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
+        Literal["auto", "float32", "bfloat16"],
         Option(
-            "of weights and activations; sums, gradients of weights and the optimiser are float32 in either",
+            "of weights and activations; auto is bfloat16 on CUDA and float32 on the CPU; sums, gradients of weights "
+            "and the optimiser are float32 in either",
             group=RESOURCES,
         ),
-    ] = "float32"
+    ] = "auto"
     max_length: Annotated[
         int | None,
         Option(

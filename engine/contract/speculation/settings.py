@@ -9,12 +9,15 @@ import msgspec
 from tessera.options.errors import OptionError
 
 SpeculationMode = Literal["off", "auto", "on"]
-SpeculationMethod = Literal["ngram", "suffix"]
+SpeculationMethod = Literal["ngram", "suffix", "draft_model"]
 
-DEFAULT_DRAFT_TOKENS = 7
+DEFAULT_DRAFT_TOKENS = 7  # that are looked up
+DEFAULT_MODEL_DRAFT_TOKENS = 5  # that a model computes one after the other
 MAX_DRAFT_TOKENS = 64
 MAX_STEP_DRAFTS = 256  # draft tokens of a step, for whose logits there is memory
 MAX_LOOKUP = 64
+MODEL_METHODS: tuple[SpeculationMethod, ...] = ("draft_model",)  # whose drafts are computed on the device
+DRAFT_STEP_TOKENS = 2048  # of texts that a draft model reads in a step
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,44 +25,59 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         method: `ngram`, what followed the same last tokens before in prompt and completion; `suffix`, the longest
-            end of the text that has occurred before, in it or in earlier completions.
+            end of the text that has occurred before, in it or in earlier completions; `draft_model`, what a smaller
+            model of the same vocabulary says.
+        model: path of the draft model's folder; empty for the other methods.
         num_tokens: most draft tokens of a sequence in a step.
         lookup_min, lookup_max: fewest and most last tokens that `ngram` looks for.
         always: draft in every step, not only where it pays.
     """
 
     method: SpeculationMethod = "suffix"
+    model: str = ""
     num_tokens: int = DEFAULT_DRAFT_TOKENS
     lookup_min: int = 2
     lookup_max: int = 4
     always: bool = False
 
+    @property
+    def uses_model(self) -> bool:
+        return self.method in MODEL_METHODS
+
 
 class _VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`--speculative-config`, with vLLM's names."""
 
-    method: SpeculationMethod = "ngram"
+    method: SpeculationMethod | None = None
+    model: str | None = None
     num_speculative_tokens: int | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
 
 
 def read_speculative_config(value: dict[str, Any]) -> Speculation:
-    """`--speculative-config`. Raises: OptionError."""
+    """`--speculative-config`; without a method it is `draft_model` if there is a model, else `ngram`.
+
+    Raises: OptionError.
+    """
     try:
         config = msgspec.convert(value, _VllmConfig)
     except msgspec.ValidationError as error:
-        _, *numbers = _VllmConfig.__struct_fields__
-        accepted = f"method ({' or '.join(get_args(SpeculationMethod))}), {', '.join(numbers)}"
+        _, *names = _VllmConfig.__struct_fields__
+        accepted = f"method ({' or '.join(get_args(SpeculationMethod))}), {', '.join(names)}"
         raise OptionError(f"--speculative-config: {error}; it takes {accepted}") from None
     return make_speculation(
-        config.method,
+        config.method or ("draft_model" if config.model else "ngram"),
         config.num_speculative_tokens,
         config.prompt_lookup_min,
         config.prompt_lookup_max,
+        model=config.model or "",
         source="--speculative-config: ",
-        names=("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"),
+        names=("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "model"),
     )
+
+
+OPTION_NAMES = ("--num-speculative-tokens", "--prompt-lookup-min", "--prompt-lookup-max", "--speculative-model")
 
 
 def make_speculation(
@@ -68,20 +86,29 @@ def make_speculation(
     lookup_min: int | None,
     lookup_max: int | None,
     *,
+    model: str = "",
     always: bool = False,
     source: str = "",
-    names: tuple[str, str, str] = ("--num-speculative-tokens", "--prompt-lookup-min", "--prompt-lookup-max"),
+    names: tuple[str, str, str, str] = OPTION_NAMES,
 ) -> Speculation:
     """Fill in defaults: of two bounds of the look-up, one alone is both. Raises: OptionError, which uses `names`."""
     defaults = Speculation()
+    uses_model = method in MODEL_METHODS
+    if uses_model and not model:
+        raise OptionError(f"{source}the method {method} needs {names[3]}, a folder or hub id")
+    if model and not uses_model:
+        raise OptionError(f"{source}{names[3]} is for the method {' or '.join(MODEL_METHODS)}, not for {method}")
     low = lookup_min if lookup_min is not None else min(lookup_max or defaults.lookup_min, defaults.lookup_min)
     high = lookup_max if lookup_max is not None else max(low, defaults.lookup_max)
-    num_tokens = defaults.num_tokens if num_tokens is None else num_tokens
+    if num_tokens is None:
+        num_tokens = DEFAULT_MODEL_DRAFT_TOKENS if uses_model else DEFAULT_DRAFT_TOKENS
     for name, number, most in zip(
-        names, (num_tokens, low, high), (MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_LOOKUP), strict=True
+        names, (num_tokens, low, high), (MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_LOOKUP), strict=False
     ):
         if not 1 <= number <= most:
             raise OptionError(f"{source}{name} must be a whole number from 1 to {most}, not {number}")
     if low > high:
         raise OptionError(f"{source}{names[1]} ({low}) must be at most {names[2]} ({high})")
-    return Speculation(method=method, num_tokens=num_tokens, lookup_min=low, lookup_max=high, always=always)
+    return Speculation(
+        method=method, model=model, num_tokens=num_tokens, lookup_min=low, lookup_max=high, always=always
+    )

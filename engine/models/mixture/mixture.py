@@ -13,12 +13,21 @@ from tessera.engine.tensor import Tensor
 class Mixture:
     """Letters: T tokens, k experts of each, P = T * k pairs, E experts."""
 
-    def __init__(self, spec: MoESpec, weights: MoEWeights, ops: Ops, norm: Norm | None, add: ResidualAdd) -> None:
-        """`norm` before it; `add` adds what the mixture computed to the stream."""
+    def __init__(
+        self,
+        spec: MoESpec,
+        weights: MoEWeights,
+        ops: Ops,
+        norm: Norm | None,
+        add: ResidualAdd,
+        *,
+        is_normed: bool = False,
+    ) -> None:
+        """`norm` before it; `add` adds what the mixture computed to the stream. `is_normed`: see `HalfInput`."""
         self._spec = spec
         self._weights = weights
         self._ops = ops
-        self._norm = norm
+        self._norm, self._is_normed = norm, is_normed
         self._add = add
         self._shared = None
         if spec.shared is not None:
@@ -28,7 +37,11 @@ class Mixture:
     def add(self, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the mixture of it."""
         ops, spec, weights, num_tokens = self._ops, self._spec, self._weights, stream.shape[0]
-        x = stream if self._norm is None else self._norm.apply(ops, stream, out=buffers.normed[:num_tokens])
+        x = buffers.normed[:num_tokens]
+        if self._norm is None:
+            x = stream
+        elif not self._is_normed:
+            self._norm.apply(ops, stream, out=x)
         num_pairs, hidden = num_tokens * spec.routing.top_k, x.shape[1]
         routed = self._route(x, buffers)
         activated = ops.expert_up(
@@ -46,7 +59,7 @@ class Mixture:
         target = stream if fused else buffers.update[:num_tokens]
         ops.combine_experts(outputs, routed, target, shared=shared, shared_gate=gate, accumulate=fused)
         if not fused:
-            self._add.add_update(target, stream)
+            self._add.add_update(target, stream, buffers)
 
     def _route(self, x: Tensor, buffers: LayerBuffers) -> Routed:
         spec, weights, num_tokens = self._spec, self._weights, x.shape[0]

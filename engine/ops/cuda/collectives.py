@@ -2,27 +2,68 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.generated import Constant, c_enum, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InFloat, InInt, Int32, Int64, OutFloat, OutInt, OutT, Pointer, Uint64
-from tessera.engine.ops.cuda.types import CHUNK, ceil_div
+from tessera.engine.cuda.params import (
+    Float32,
+    InFloat,
+    InInt,
+    InT,
+    Int32,
+    Int64,
+    OutFloat,
+    OutInt,
+    OutT,
+    Pointer,
+    Uint64,
+)
+from tessera.engine.ops.cuda.types import CHUNK, NORM_CHUNKS, NORM_THREADS, ceil_div, rmsnorm_config
 
 MAX_RANKS = Constant(16)
-MAX_BLOCKS = Constant(64, "of a grid: all of them are on the device at a time, as they wait for others")
+MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
+ONE_SHOT_BLOCKS = 64
 THREADS = Constant(512, "of a block")
-FLAGS = Constant(64, "where a box has its flags, in bytes; before them are the epoch and the blocks that ended")
+POLLS = Constant(256, "of a flag between two looks at the clock")
+FLAGS = Constant(
+    64, "where a box has its flags, in bytes; before them are the epoch, the blocks that ended, and reports begun"
+)
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
 DATA = Constant(ADDRESSES + MAX_RANKS * MAX_BLOCKS * 8, "where it has the data of an epoch, and of the one after it")
-DATA_BYTES = Constant(MAX_BLOCKS * THREADS * CHUNK * 4)
+DATA_BYTES = Constant(ONE_SHOT_BLOCKS * THREADS * CHUNK * 4)
 BOX_BYTES = DATA + 2 * DATA_BYTES
-MOST_AT_ONCE = MAX_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
+MOST_AT_ONCE = ONE_SHOT_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
-Boxes = Annotated[Pointer, "const unsigned long long*"]
+
+class Meeting(IntEnum):
+    """The kernels in which ranks meet."""
+
+    ALL_REDUCE = 0
+    ALL_REDUCE_PARTS = 1
+    GATHER_COLUMNS = 2
+    BROADCAST = 3
+    ALL_REDUCE_NORM = 4
+
+
+class Board(IntEnum):
+    """Words of a rank's board in the host's memory, where its kernels report what they waited for in vain."""
+
+    STOP = 0  # set by the host: kernels that wait end
+    LATE = 1  # there is a report
+    KIND = 2  # a Meeting
+    OTHER = 3  # the rank that did not come
+    PHASE = 4  # of the meeting: 0 where it begins, 1 where it ends
+    BLOCK = 5
+    WANTED = 6  # the number of the meeting
+    SEEN = 7  # that which the other rank has come to
+
+
+Boxes = Annotated[Pointer, "const unsigned long long*"]  # of each rank, then this rank's board
 
 
 class AllReduceParams(NamedTuple):
@@ -39,6 +80,20 @@ class AllReducePartsParams(NamedTuple):
     x: OutT
     boxes: Boxes
     size: Int64
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
+class AllReduceNormParams(NamedTuple):
+    x: OutT
+    residual: OutT
+    weight: InT
+    normed: OutT
+    boxes: Boxes
+    rows: Int32
+    hidden: Int32
+    eps: Float32
     rank: Int32
     ranks: Int32
     patience: Uint64
@@ -80,10 +135,18 @@ ALL_REDUCE = KernelSpec(
 ALL_REDUCE_PARTS = KernelSpec(
     "collectives/all_reduce.cu", "all_reduce_parts_kernel", ("T",), AllReducePartsParams, on_demand=True
 )
+ALL_REDUCE_NORM = KernelSpec(
+    "collectives/all_reduce_norm.cu",
+    "all_reduce_norm_kernel",
+    ("T", "BOXED"),
+    AllReduceNormParams,
+    overlaps=True,
+    on_demand=True,
+)
 GATHER_COLUMNS = KernelSpec("collectives/exchange.cu", "gather_columns_kernel", (), GatherColumnsParams, on_demand=True)
 BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), BroadcastParams, on_demand=True)
 OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
-SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, GATHER_COLUMNS, BROADCAST, OWN_IDS)
+SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, ALL_REDUCE_NORM, GATHER_COLUMNS, BROADCAST, OWN_IDS)
 declare_header(
     "peers",
     __name__,
@@ -91,14 +154,19 @@ declare_header(
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
         "THREADS": THREADS,
+        "POLLS": POLLS,
         "FLAGS": FLAGS,
         "ADDRESSES": ADDRESSES,
         "DATA": DATA,
         "DATA_BYTES": DATA_BYTES,
         "LARGEST_ID": LARGEST_ID,
     },
+    declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
 )
 declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsParams))
+declare_header(
+    "all_reduce_norm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
+)
 declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, OwnIdsParams))
 
 
@@ -106,10 +174,17 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that ranks launch for activations of these C types."""
     found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
     found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
+    found += [(ALL_REDUCE_NORM, (dtype, boxed)) for dtype in dtypes for boxed in ("false", "true")]
     return [*found, (GATHER_COLUMNS, ()), (BROADCAST, ()), (OWN_IDS, ())]
 
 
-def meeting_config(size: int, per_thread: int = 1) -> LaunchConfig:
+def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
     """Of a kernel in which blocks wait for those of other ranks."""
-    blocks = min(max(ceil_div(size, THREADS * per_thread), 1), MAX_BLOCKS)
+    blocks = min(max(ceil_div(size, THREADS * per_thread), 1), most_blocks)
     return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
+
+
+def norm_config(rows: int, hidden: int, most_blocks: int) -> LaunchConfig | None:
+    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None where threads have no room for a row."""
+    config = rmsnorm_config(min(rows, most_blocks), hidden)
+    return config if hidden % CHUNK == 0 and hidden <= config.block[0] * CHUNK * NORM_CHUNKS else None

@@ -19,6 +19,7 @@ from tessera.engine.ops.cuda import (
     random,
     sampling,
     softmax,
+    training,
 )
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
@@ -53,6 +54,7 @@ GROUPS = (
     expert_decode,
     expert_blocks,
     sm90_experts,
+    training,
 )
 ENCODER_GROUPS = (
     linear,

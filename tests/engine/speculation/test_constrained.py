@@ -51,13 +51,18 @@ def answers(compiler: GrammarCompiler, **settings: Any) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 def test_constrained_completions_are_those_without_drafts(
     compiler: GrammarCompiler, method: str, asynchronous: bool
 ) -> None:
     expected, _ = answers(compiler, asynchronous=asynchronous)
     found, harness = answers(
-        compiler, asynchronous=asynchronous, speculation="on", speculative_method=method, prompt_lookup_min=1
+        compiler,
+        asynchronous=asynchronous,
+        speculation="on",
+        speculative_method=method,
+        speculative_model="noise" if method == "draft_model" else None,
+        prompt_lookup_min=1,
     )
     assert found == expected
     assert harness.core.metrics.speculator is not None

@@ -7,8 +7,7 @@ their definitions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -19,14 +18,19 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.speculation.draft_keys import DraftLimits
 from tessera.engine.tensor import CPU, from_numpy
+from tests.support.fake_runner import Done
 from tests.support.token_ids import token_ids
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 VOCAB_SIZE = 12
 NUM_SEQS = 50
 NUM_TOKENS = 50
 SEED = 20261
 LOGITS = np.random.default_rng(SEED).normal(0.0, 2.0, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
+DRAFT_LOGITS = (LOGITS + np.random.default_rng(SEED + 1).normal(0.0, 1.0, LOGITS.shape)).astype(np.float32)
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.5},
@@ -36,28 +40,28 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@dataclass
-class Done:
-    outcome: StepResult
-
-    def result(self) -> StepResult:
-        return self.outcome
-
-
 class TableRunner:
-    """Its logits are a row of the table."""
+    """Its logits are a row of the table, and those of its draft model much the same."""
 
     asynchronous = False
     full_sizes: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         self._ops = CpuOps()
+        self._drafts = np.zeros((8, NUM_SEQS), np.int32)
 
     def start(self, batch: StepBatch) -> Done:
-        logits = from_numpy(LOGITS[batch.input_ids[batch.logits_indices]].copy(), CPU)
+        for number, step in enumerate(batch.drafting):
+            newest = step.input_ids if number == 0 else self._drafts[number - 1, -1 - step.input_ids]
+            self._drafts[number, step.sampling.slots] = self._choose(DRAFT_LOGITS, newest, step)
+        ids = np.append(np.zeros(NUM_SEQS, np.int32), self._drafts)[np.maximum(-1 - batch.input_ids, 0)]
+        chosen = self._choose(LOGITS, np.where(batch.input_ids < 0, ids, batch.input_ids), batch)
+        return Done(StepResult(chosen), self._drafts.copy())
+
+    def _choose(self, table: Array, input_ids: Array, batch: StepBatch) -> Array:
+        logits = from_numpy(table[input_ids[batch.logits_indices]].copy(), CPU)
         rows = from_numpy(batch.sampling.rows, CPU)
-        chosen = self._ops.sample(logits, rows, filtered=batch.sampling.needs_filter)
-        return Done(StepResult(chosen.numpy().copy()))
+        return self._ops.sample(logits, rows, filtered=batch.sampling.needs_filter).numpy().copy()
 
     def sample(self, running: Any, mask: TokenMask | None) -> None:
         raise AssertionError("nothing is constrained")
@@ -79,7 +83,7 @@ def probabilities(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p:
     return table
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], method: str) -> None:
     print(f"seeds {SEED} to {SEED + NUM_SEQS - 1}")
@@ -89,10 +93,17 @@ def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], 
         max_num_batched_tokens=1024,
         speculation="on",
         speculative_method=method,  # type: ignore[arg-type]
+        speculative_model="table" if method == "draft_model" else None,
         prompt_lookup_min=1,
     )
     core = EngineCore(
-        config, TableRunner(), vocab_size=VOCAB_SIZE, max_model_len=256, num_kv_blocks=2048, eos_token_ids=[]
+        config,
+        TableRunner(),
+        vocab_size=VOCAB_SIZE,
+        max_model_len=256,
+        num_kv_blocks=2048,
+        eos_token_ids=[],
+        draft_limits=DraftLimits(256) if method == "draft_model" else None,
     )
     texts: dict[str, list[int]] = {}
     for number in range(NUM_SEQS):
@@ -104,7 +115,7 @@ def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], 
             texts[output.request_id] += output.token_ids
     assert core.metrics.speculator is not None
     assert core.metrics.speculator.num_accepted_tokens > 100
-    assert core.metrics.speculator.num_draft_tokens > 2 * core.metrics.speculator.num_accepted_tokens
+    assert core.metrics.speculator.num_draft_tokens > 1.5 * core.metrics.speculator.num_accepted_tokens
 
     counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
     for text in texts.values():

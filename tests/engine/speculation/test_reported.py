@@ -40,6 +40,14 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
             Speculation(method="ngram", num_tokens=5, lookup_min=3, lookup_max=4),
         ),
         ({"speculative_config": {"method": "suffix"}, "speculation": "on"}, Speculation(always=True)),
+        (
+            {"speculative_config": {"model": "small", "num_speculative_tokens": 3}},
+            Speculation(method="draft_model", model="small", num_tokens=3),
+        ),
+        (
+            {"speculation": "auto", "speculative_method": "draft_model", "speculative_model": "small"},
+            Speculation(method="draft_model", model="small", num_tokens=5),
+        ),
     ],
 )
 def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation | None) -> None:
@@ -53,8 +61,8 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
     [
         (
             {"speculative_config": {"method": "medusa"}},
-            "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix), "
-            "num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
+            "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix or "
+            "draft_model), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
         ),
         ({"speculative_config": {"rejection": 1}}, "--speculative-config: Object contains unknown field `rejection`"),
         (
@@ -72,6 +80,27 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         (
             {"speculation": "on", "num_speculative_tokens": 65},
             "--num-speculative-tokens must be a whole number from 1 to 64, not 65",
+        ),
+        (
+            {"speculation": "on", "speculative_method": "draft_model"},
+            "the method draft_model needs --speculative-model, a folder or hub id",
+        ),
+        (
+            {"speculative_config": {"method": "draft_model"}},
+            "--speculative-config: the method draft_model needs model, a folder or hub id",
+        ),
+        (
+            {"speculation": "on", "speculative_model": "small"},
+            "--speculative-model is for the method draft_model, not for suffix",
+        ),
+        ({"speculative_model": "small"}, "--speculative-model is given, but --speculation is off"),
+        (
+            {"speculative_config": {"model": "small"}, "speculative_model": "other"},
+            "--speculative-config is given, so --speculative-model must be its `model`",
+        ),
+        (
+            {"speculative_config": {"model": "small"}, "tensor_parallel_size": 2},
+            "the speculative method draft_model cannot be used with --tensor-parallel-size",
         ),
     ],
 )
@@ -102,6 +131,26 @@ def test_metrics_have_vllm_s_names_and_add_up() -> None:
     assert totals.num_accepted_draft_tokens == num_accepted
     last = engine.last_outputs["r"]
     assert last.num_accepted_draft_tokens == num_accepted
+
+
+def test_metrics_tell_methods_apart() -> None:
+    engine = Harness(speculation="on", speculative_method="draft_model")
+    engine.runner.say = lambda context: 1 + len(context) % 4
+    engine.add("r", [1, 2, 3], 25)
+    engine.run()
+    counts = engine.core.metrics.speculator.by_source if engine.core.metrics.speculator is not None else {}
+    found = {
+        (sample.name, sample.labels["method"]): sample.value
+        for family in text_string_to_metric_families(engine.core.render_metrics().decode())
+        for sample in family.samples
+        if "method" in sample.labels
+    }
+    assert found == {
+        ("tessera:spec_decode_num_drafts_total", "draft_model"): counts["draft_model"].num_drafts,
+        ("tessera:spec_decode_num_draft_tokens_total", "draft_model"): counts["draft_model"].num_tokens,
+        ("tessera:spec_decode_num_accepted_tokens_total", "draft_model"): counts["draft_model"].num_accepted,
+    }
+    assert 0 < counts["draft_model"].num_accepted < counts["draft_model"].num_tokens
 
 
 def test_without_speculation_there_are_no_such_metrics() -> None:

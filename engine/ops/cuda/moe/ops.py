@@ -19,7 +19,7 @@ from tessera.engine.ops.cuda.moe.experts import ExpertOperands
 from tessera.engine.ops.cuda.moe.routing import launch_route
 from tessera.engine.ops.cuda.moe.rows import launch_combine, launch_gather
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
-from tessera.engine.ops.cuda.types import cuda_type
+from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor
@@ -43,7 +43,8 @@ class MoEOps(DequantizeOps):
         for weight, num_experts in experts:
             (part,) = weight.parts
             if isinstance(part.format, PackedFormat):
-                kernels += sorted(blocks.kernels_of(part.format, name), key=str)
+                if dtype.itemsize == HALF_BYTES:
+                    kernels += sorted(blocks.kernels_of(part.format, name), key=str)
                 size = weight.shape[0] // num_experts * weight.shape[1]
                 self._scratch_of(_experts_at_a_time(size, num_experts) * size * dtype.itemsize)
         self.device.compile([pair for pair in dict.fromkeys(kernels) if pair[0].supports(self.device.arch)])

@@ -1,0 +1,118 @@
+"""A second, smaller model of the same vocabulary, which decodes drafts by an ordinary runner of its own.
+
+A draft of k tokens is k of its steps, one after the other on the device: each reads the token that the one before has
+sampled there. They are sampled with the parameters and random numbers that the served model will use, so a draft token
+is the one that is chosen wherever both models would choose alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.messages import DraftInfo
+from tessera.engine.core.step_batch import StepBatch, TokenMask
+from tessera.engine.models.buffers import buffer_bytes
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.weights.build import num_weight_bytes
+from tessera.engine.ops.interface import Ops
+from tessera.engine.runner.draft_runner import IN_FLIGHT, DraftDownload
+from tessera.engine.runner.model_runner import ModelRunner, Progress, RunningStep
+from tessera.engine.speculation.draft_keys import DraftLimits
+from tessera.engine.tensor import CpuDevice, Device, Tensor, empty, int32
+
+
+class DraftModel(ModelRunner):
+    """Nothing is loaded before `load`; see `DraftRunner`.
+
+    Its KV blocks are numbered as those of the served model, whose block tables it reads.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, device: Device, ops: Ops) -> None:
+        """`config`: the served model's, whose dtype is settled and which has a draft model."""
+        settings = config.speculation_settings
+        assert settings is not None, "the settings ask for a draft model"
+        own = msgspec.structs.replace(
+            config,
+            model=settings.model,
+            max_model_len=None,
+            max_num_batched_tokens=config.draft_step_tokens,
+            batch_invariant=False,  # nothing depends on its bits
+            quantization="none",
+            cpu_offload_gib=None,
+            lora=(),
+            allow_lora_loading=False,
+            fine_tuned=False,
+            speculation="off",
+            speculative_model=None,
+            speculative_config={},
+        )
+        super().__init__(own, model, device, ops)
+
+    def _make(self, progress: Progress | None) -> None:
+        """Later, by the runner of the served model."""
+
+    @property
+    def planned_bytes(self) -> int:
+        weights = num_weight_bytes(self.model, self._dtype)
+        rows = self.config.max_num_seqs
+        return weights + buffer_bytes(self.model, self._dtype, max_tokens=self._buffer_tokens, max_logits=rows)
+
+    def load(self, max_model_len: int, progress: Progress | None) -> None:
+        self.max_model_len = min(max_model_len, self.model.longest_context)
+        self._samples = False  # it has a sampler of its own
+        self._load(progress)
+
+    def allocate(self, num_blocks: int, block_tables: Tensor, drafts: Tensor) -> None:
+        self._block_tables = block_tables
+        self._drafts = drafts
+        self._number = 0  # of the draft token that is computed next
+        self._chosen = empty((self.config.max_num_seqs,), int32, self.device)
+        self._downloads = [DraftDownload(self.device, drafts) for _ in range(IN_FLIGHT)]
+        self._allocate(num_blocks)
+
+    @property
+    def limits(self) -> DraftLimits:
+        """Of the texts that it reads, once it is loaded."""
+        return DraftLimits(self.max_model_len, self.short_rope_len)
+
+    @property
+    def info(self) -> DraftInfo:
+        """For the start report, once it has its KV cache."""
+        return DraftInfo(
+            architecture=self.model.architecture,
+            num_parameters=self.num_parameters,
+            weight_bytes=self.weight_bytes,
+            kv_cache_bytes=self.kv_cache_bytes,
+            num_tokens=self._drafts.shape[0],
+        )
+
+    def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
+        for number, step in enumerate(steps):
+            self._number = number
+            self.start(step)
+        self._downloads.append(self._downloads.pop(0))
+        download = self._downloads[-1]
+        download.start()
+        return download
+
+    def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
+        """Choose a token of each sampled row, for the next step of the draft and for the step that verifies it."""
+        if not running.batch.num_sampled:
+            return
+        inputs, num_slots = running.inputs, self._newest.size
+        chosen = self._chosen[: running.logits.shape[0]]
+        filtered = running.batch.sampling.needs_filter
+        self.ops.sample(running.logits, inputs.sampling_rows, filtered=filtered, out=chosen)
+        for newest in (self._newest, self._drafts[self._number]):
+            self.ops.scatter(newest.view(num_slots, 1), inputs.slots, None, chosen)
+
+    def _reserve_attention(self) -> None:
+        """Memory for it; how a long context is divided is for the served model to say."""
+        if isinstance(self.device, CpuDevice):
+            return
+        memory = self._cuda_ops.attention_memory
+        rows, heads, head_dim = self._max_rows + 1, self.model.num_heads, max(self.model.head_dims)
+        memory.reserve_decodes(rows, heads, head_dim, memory.max_splits)

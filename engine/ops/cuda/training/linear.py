@@ -1,0 +1,101 @@
+"""Backward of products and of looking rows up.
+
+dx = dy W and dW = dy^T x are products of transposed copies, so that every kernel of products serves them, too. What is
+summed over is padded with zeros to a multiple of PADDING, whatever the number of tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import InInt, InT, Int32, Int64, OutFloat, OutT
+from tessera.engine.ops.cuda.types import CHUNK, ceil_div, cuda_type
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.training.interface import TrainingOps
+from tessera.engine.tensor import Tensor, empty, float32, zeros
+
+
+class TransposeParams(NamedTuple):
+    x: InT
+    out: OutT
+    rows: Int64
+    columns: Int32
+    out_columns: Int64
+
+
+class EmbeddingGradientParams(NamedTuple):
+    dy: InT
+    ids: InInt
+    out: OutFloat
+    num_tokens: Int32
+    vocab_size: Int32
+    hidden: Int32
+
+
+TRANSPOSE = KernelSpec("training/transpose.cu", "transpose_kernel", ("T",), TransposeParams, on_demand=True)
+EMBEDDING_GRADIENT = KernelSpec(
+    "training/embedding.cu", "embedding_gradient_kernel", ("T",), EmbeddingGradientParams, on_demand=True
+)
+SPECS = (TRANSPOSE, EMBEDDING_GRADIENT)
+
+PADDING = 8  # elements: rows of 16 bytes
+TILE, TRANSPOSE_THREADS = Constant(64), Constant(256)
+THREADS = Constant(256, "of a block")
+declare_header("training_transpose", __name__, {"TILE": TILE, "THREADS": TRANSPOSE_THREADS}, (TransposeParams,))
+declare_header("training_embedding", __name__, {"THREADS": THREADS}, (EmbeddingGradientParams,))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that these operations launch for elements of these C types."""
+    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+
+
+def padded(size: int) -> int:
+    return ceil_div(size, PADDING) * PADDING
+
+
+class LinearOps(TrainingOps):
+    """Attributes: products: multiplies."""
+
+    device: CudaDevice
+    products: Ops
+
+    def _matmul_input_gradient(self, dy: Tensor, weight: Tensor, out: Tensor) -> None:
+        self.products.matmul(self._padded_columns(dy), self._transposed(weight), out=out)
+
+    def _matmul_weight_gradient(self, dy: Tensor, x: Tensor, out: Tensor, accumulate: bool) -> None:
+        left, right = self._transposed(dy), self._transposed(x)
+        if not accumulate or dy.dtype == float32:
+            self.products.matmul(left, right, out=out, accumulate=accumulate)
+        else:  # kernels with wgmma do not accumulate in float32
+            self._add_to(out, self.products.matmul(left, right, out=empty(out.shape, float32, self.device)), 1.0)
+
+    def _embedding_gradient(self, dy: Tensor, ids: Tensor, out: Tensor) -> None:
+        num_tokens, hidden = dy.shape
+        params = EmbeddingGradientParams(
+            dy=dy, ids=ids, out=out, num_tokens=num_tokens, vocab_size=out.shape[0], hidden=hidden
+        )
+        grid = (num_tokens, ceil_div(hidden, THREADS * CHUNK), 1)
+        config = LaunchConfig(grid, (THREADS, 1, 1))
+        self.device.launch(EMBEDDING_GRADIENT, (cuda_type(dy.dtype),), config, params)
+
+    def _transposed(self, x: Tensor) -> Tensor:
+        """[N, padded(M)] of x [M, N], with zeros behind the M."""
+        rows, columns = x.shape
+        out = empty((columns, padded(rows)), x.dtype, self.device)
+        params = TransposeParams(x=x, out=out, rows=rows, columns=columns, out_columns=out.shape[1])
+        grid = (ceil_div(out.shape[1], TILE), ceil_div(columns, TILE), 1)
+        config = LaunchConfig(grid, (TRANSPOSE_THREADS, 1, 1))
+        self.device.launch(TRANSPOSE, (cuda_type(x.dtype),), config, params)
+        return out
+
+    def _padded_columns(self, x: Tensor) -> Tensor:
+        """[M, padded(N)] of x [M, N], with zeros behind the N; x itself where nothing is to be added."""
+        rows, columns = x.shape
+        if columns % PADDING == 0:
+            return x
+        wide = zeros((rows, padded(columns)), x.dtype, self.device)
+        return self.add_columns(wide, x, 0, out=wide)
