@@ -35,6 +35,11 @@ def http(method: str = "POST", path: str = "/v1/completions", headers: HEADERS |
     return {"type": "http", "method": method, "path": path, "headers": given, **more}
 
 
+def pass_by(gate: Any, scope: Any) -> None:
+    """What is no request, or is never answered."""
+    asyncio.run(gate(scope, None, None))
+
+
 def ask(gate: Any, scope: Any) -> tuple[int, str | None, dict[bytes, bytes]]:
     """-> status, the error's code, headers."""
     sent: list[Any] = []
@@ -95,7 +100,7 @@ def test_what_needs_no_key() -> None:
     for path in ("/health/", "/page.js2", "/v1/models"):
         assert ask(gate, http("GET", path))[0] == 401
     lifespan = {"type": "lifespan", "path": "/v1/models"}
-    asyncio.run(gate(lifespan, None, None))
+    pass_by(gate, lifespan)
     assert lifespan["reached"]
 
 
@@ -146,8 +151,8 @@ def test_pages_that_may_call(method: str, origins: list[str], headers: dict[str,
 
 def test_what_is_no_request_passes_by() -> None:
     lifespan = {"type": "lifespan"}
-    asyncio.run(OriginMiddleware(app, [], [])(lifespan, None, None))
-    asyncio.run(LimitsMiddleware(app, KeyUse(), MemoryWatermark(0))(lifespan, None, None))
+    pass_by(OriginMiddleware(app, [], []), lifespan)
+    pass_by(LimitsMiddleware(app, KeyUse(), MemoryWatermark(0)), lifespan)
     assert len(lifespan["reached"]) == 2
 
 
@@ -176,7 +181,7 @@ def test_a_request_holds_its_keys_place_while_it_runs() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(LimitsMiddleware(fail, use, MemoryWatermark(0))(http(state=held_by(max_requests=1)), None, None))
+        pass_by(LimitsMiddleware(fail, use, MemoryWatermark(0)), http(state=held_by(max_requests=1)))
     assert use.total(3, Cell.REQUESTS_UNDER_WAY) == 0
     use.count(3, Cell.REQUESTS_UNDER_WAY)
     scope = http(state=held_by(max_requests=1, requests_per_minute=5))
