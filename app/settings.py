@@ -307,15 +307,16 @@ class AppSettings(ModelSettings, frozen=True, kw_only=True):
     enable_fine_tuning: Annotated[
         bool,
         Option(
-            "offer /v1/fine_tuning/jobs, which train LoRA adapters of the served models, in a process of its own; for "
-            "servers on the CPU",
+            "offer /v1/fine_tuning/jobs, which train LoRA adapters of the served models, in a process of its own, on "
+            "the device of the model",
             group="fine-tuning",
         ),
     ] = False
     fine_tuning_share: Annotated[
         float,
         Option(
-            "most of the machine's CPU time that fine-tuning takes, from 0.01 to 1; at the lowest priority in any case",
+            "most of the machine's CPU time, and of the GPU's time, that fine-tuning takes, from 0.01 to 1; on CPUs at "
+            "the lowest priority in any case",
             group="fine-tuning",
             metavar="SHARE",
             low=0.01,

@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from tessera.engine.contract.config import DeviceName
+
 Method = Literal["supervised", "dpo"]
 STOP = b"stop\n"  # on standard input, after the launch: save a checkpoint and end
 
@@ -19,7 +21,8 @@ class JobLaunch(msgspec.Struct, frozen=True, kw_only=True):
         chat_template: file that replaces the model's own.
         num_epochs, batch_size, rate_multiplier, beta: None leaves the choice to the process.
         known_step: the last step that the server knows of; those after it are told again.
-        cpu_share: of the machine's CPU time; `num_cpus` is the machine's.
+        share: most of the machine's CPU time, and of the GPU's time; `num_cpus` is the machine's.
+        device: "auto", "cuda" or "cpu", as the model's.
     """
 
     folder: str
@@ -27,8 +30,9 @@ class JobLaunch(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     method: Method
     seed: int
-    cpu_share: float
+    share: float
     num_cpus: int
+    device: DeviceName = "cpu"
     known_step: int = 0
     chat_template: str | None = None
     num_epochs: int | None = None
@@ -38,7 +42,7 @@ class JobLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Began(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The files are valid, and the steps begin; `notes` are for the job's events."""
+    """The files are valid, and the steps begin; `notes` are for the job's events, `device` is "the CPU" or a GPU."""
 
     num_examples: int
     num_epoch_tokens: int
@@ -48,6 +52,7 @@ class Began(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     rate_multiplier: float
     beta: float
     step: int
+    device: str
     notes: list[str]
 
 

@@ -39,9 +39,10 @@ from tessera.app.training.job_messages import (
     checkpoint_folder,
 )
 from tessera.engine.contract.config import FINE_TUNED_RANK
-from tessera.engine.contract.errors import ConfigError, TesseraError
+from tessera.engine.contract.errors import ConfigError, OutOfMemoryError, TesseraError
 from tessera.engine.models.config import load_config
-from tessera.engine.tensor import float32
+from tessera.engine.runner.devices import device_description, free_memory, select_device
+from tessera.engine.tensor import CPU, Device, bfloat16, float32
 from tessera.engine.training.example_files import load_examples, load_preferences, save_items
 from tessera.engine.training.examples import ExampleOrder
 from tessera.engine.training.lora import LoraSettings
@@ -58,7 +59,8 @@ WARMUP_SHARE = 0.03
 MICRO_BATCH_TOKENS = 2048
 SAVE_INTERVAL = 30.0  # seconds between checkpoints within an epoch
 LARGE_MODEL = 2**29  # bytes of weights; of larger ones the layers are computed twice
-MEMORY_FACTOR = 1.3  # of what the weights take in float32
+MEMORY_FACTOR = 1.3  # of what the weights take, in float32 on the CPU, in bfloat16 on a GPU
+GPU_HEADROOM = 2 * 2**30  # bytes of activations, logits of a chunk, and the context
 EXIT_LOST = 1
 STDIN_FD = 0
 LOCK_FILE = "lock"  # in the job's folder
@@ -80,7 +82,7 @@ class JobProcess:
             self._send(Failed(f"invalid_{error.param}", str(error), error.param))
         except ConfigError as error:
             self._send(Failed("model_not_available", str(error), "model"))
-        except MemoryError:
+        except (MemoryError, OutOfMemoryError):
             self._send(Failed("out_of_memory", "The training needs more memory than there is.", None))
         except TesseraError as error:
             self._send(Failed("training_failed", str(error), None))
@@ -91,7 +93,8 @@ class JobProcess:
         launch = self._launch
         config = load_config(Path(launch.model))
         check_trainable(config, launch.name)
-        is_large = self._check_memory()
+        device, _ = select_device(launch.device)
+        is_large = self._check_memory(device)
         notes: list[str] = []
         items, held_out, max_length = self._items(notes)
         batch_size = launch.batch_size or max(1, min(MAX_BATCH, len(items) // 8))
@@ -115,9 +118,12 @@ class JobProcess:
                 evaluate_every=epoch,
             ),
             max_length=max_length,
+            dtype=float32 if device is CPU else bfloat16,
             micro_batch_tokens=MICRO_BATCH_TOKENS,
             checkpoint_layers=is_large,
             beta=beta,
+            device=device,
+            device_share=1.0 if device is CPU else launch.share,  # CPU time has its own bound
         )
         make: Callable[..., PlannedTraining[Any]] = plan_preferences if is_dpo else plan_supervised
         planned = make(plan, self._folder, items, held_out)
@@ -134,6 +140,7 @@ class JobProcess:
                 rate_multiplier=rate_multiplier,
                 beta=beta,
                 step=run.step,
+                device=device_description(device),
                 notes=notes,
             )
         )
@@ -210,16 +217,22 @@ class JobProcess:
         self._saved_at = time.monotonic()
         return True
 
-    def _check_memory(self) -> bool:
+    def _check_memory(self, device: Device) -> bool:
         """Whether the model is large. Raises: ConfigError where it does not fit."""
-        folder = Path(self._launch.model)
+        folder, name = Path(self._launch.model), self._launch.name
         stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        dtype = load_config(folder).torch_dtype or float32
-        needed, available = int(stored / dtype.itemsize * 4 * MEMORY_FACTOR), _available_memory()
+        parameters = stored / (load_config(folder).torch_dtype or float32).itemsize
+        if device is CPU:
+            needed, available = int(parameters * float32.itemsize * MEMORY_FACTOR), _available_memory()
+            place, hint = "memory to be trained, on the CPU", ""
+        else:
+            needed, available = int(parameters * bfloat16.itemsize * MEMORY_FACTOR) + GPU_HEADROOM, free_memory(device)
+            place = f"memory to be trained, on {device_description(device)}"
+            hint = " beside the server; a lower --gpu-memory-utilization leaves more"
         if available is not None and needed > available:
             raise ConfigError(
-                f"{self._launch.name} needs about {needed / 2**30:.1f} GiB of memory to be trained, on the CPU, and "
-                f"{available / 2**30:.1f} GiB is available"
+                f"{name} needs about {needed / 2**30:.1f} GiB of {place}, and {available / 2**30:.1f} GiB is "
+                f"available{hint}"
             )
         return stored > LARGE_MODEL
 
@@ -261,7 +274,7 @@ def main() -> None:
 
     with (Path(launch.folder) / LOCK_FILE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until a process of the same job has ended
-        share = CpuShare(launch.cpu_share, launch.num_cpus)
+        share = CpuShare(launch.share, launch.num_cpus)
         share.start()
         try:
             JobProcess(launch, send, stopped.is_set).run()

@@ -7,137 +7,175 @@
 
 constexpr int HALVES = 2;  // of a step, of 64 e4m3 each
 constexpr int STEP_ELEMENTS = 2 * HALVES * HALF_K;
-constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row that is not e4m3, a step
+constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row, a step
+constexpr int CODE_VECTORS = STEP_ELEMENTS / 16;      // of 16 bytes of e4m3, a step
 static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 
-// The one row of a product: the norm, its scales, and its elements as what e4m3 makes of them. A warp has the
-// elements of its own steps, as vectors of eight one step after another; each lane keeps to its own vectors.
+// Of what the warps share, pairs of sums in each unit.
+template <typename V>
+constexpr int PARTIAL_PAIRS = V::RESIDENT ? UNIT / 2 : V::GROUPS * WARP_SIZE;
+
+// The one row of a product as e4m3: the norm, the scales and the codes. A warp has the elements of its own
+// steps, as vectors of eight one step after another; each lane keeps to its own vectors.
 template <typename T, bool BLOCKS>
-struct RowQuantizer {
-  const T* norm;         // null without
-  uint4* gains;          // this warp's vectors of it in shared memory, zeros beyond in_features
-  uint4* y;              // this warp's vectors of the row: __half at the end
-  float* step_scales;    // of this warp's steps, with BLOCKS
-  float *sums, *maxima;  // of the warps
-  int steps, in_features;
-  float eps, static_scale;
+class RowQuantizer {
+  using Vector = Vec<T, SEGMENT>;
+  static constexpr int KEPT = 7;        // vectors of the row that a lane keeps, the rest is read again
+  static constexpr int KEPT_GAINS = 2;  // and of the norm
 
-  __device__ __forceinline__ int element(int v) const {
-    return (v / ROW_VECTORS * WARPS + warp_of_thread()) * STEP_ELEMENTS + v % ROW_VECTORS * SEGMENT;
+ public:
+  //   codes: this warp's vectors; step_scales: of its steps, with BLOCKS; sums, maxima: of the warps
+  __device__ __forceinline__ RowQuantizer(const T* norm, uint2* codes, float* step_scales, float* sums,
+                                          float* maxima, int steps, int in_features, float eps,
+                                          float static_scale)
+      : norm_(norm),
+        codes_(codes),
+        step_scales_(step_scales),
+        sums_(sums),
+        maxima_(maxima),
+        vectors_(steps * ROW_VECTORS),
+        in_features_(in_features),
+        eps_(eps),
+        static_scale_(static_scale) {}
+
+  __device__ __forceinline__ void load_gains() {
+#pragma unroll
+    for (int i = 0; i < KEPT_GAINS; ++i) gains_[i] = gain(lane_of_thread() + i * WARP_SIZE);
   }
 
-  // One group of copies, also where empty.
-  __device__ __forceinline__ void load_gains() const {
-    if (norm != nullptr) {
-#pragma unroll 1
-      for (int v = lane_of_thread(); v < steps * ROW_VECTORS; v += WARP_SIZE) {
-        const bool valid = element(v) < in_features;
-        copy_async_16(gains + v, valid ? norm + element(v) : norm, valid);
-      }
-    }
-    copy_async_commit();
-  }
-
-  // The row to `y`; returns its scale, or 1 with BLOCKS.
+  // The row's codes; returns its scale, or 1 with BLOCKS.
   __device__ __forceinline__ float load_row(const T* x) const {
-    using Vector = Vec<T, SEGMENT>;
-    constexpr int BATCH = 4;  // loads in flight
-    const int lane = lane_of_thread();
-    const int vectors = steps * ROW_VECTORS;
-    float squares = 0.0f, largest = 0.0f;
+    uint4 kept[KEPT];
+#pragma unroll
+    for (int i = 0; i < KEPT; ++i) kept[i] = load(x, lane_of_thread() + i * WARP_SIZE);
+    float inverse_rms = 1.0f;
+    if (norm_ != nullptr) {
+      float squares = 0.0f;
+#pragma unroll
+      for (int i = 0; i < KEPT; ++i) squares = add_squares<T>(squares, kept[i]);
 #pragma unroll 1
-    for (int first = lane; first < vectors; first += BATCH * WARP_SIZE) {
-      uint4 raw[BATCH];
+      for (int v = first_of_rest(); v < vectors_; v += WARP_SIZE)
+        squares = add_squares<T>(squares, load(x, v));
+      inverse_rms = rsqrtf(sum_of_warps(squares) / in_features_ + eps_);
 #pragma unroll
-      for (int i = 0; i < BATCH; ++i) {
-        const int v = first + i * WARP_SIZE;
-        raw[i] = make_uint4(0, 0, 0, 0);
-        if (v < vectors && element(v) < in_features) load_past_l1(raw[i], x + element(v));
-      }
-#pragma unroll
-      for (int i = 0; i < BATCH; ++i) {
-        const int v = first + i * WARP_SIZE;
-        if (v >= vectors) break;
-        y[v] = raw[i];
-        float elements[SEGMENT];
-        floats_of(raw[i], elements);
-        if (norm != nullptr) squares = add_squares<T>(squares, raw[i]);
-        largest = fmaxf(largest, largest_of(elements));
+      for (int i = 0; i < KEPT; ++i) {
+        const int v = lane_of_thread() + i * WARP_SIZE;
+        if (i * WARP_SIZE >= vectors_) break;
+        normalise(kept[i], i < KEPT_GAINS ? gains_[min(i, KEPT_GAINS - 1)] : gain(v), inverse_rms);
       }
     }
-    if (norm != nullptr) {
-      const float inverse_rms = rsqrtf(sum_of_warps(squares) / in_features + eps);
-      largest = 0.0f;
-#pragma unroll 1
-      for (int v = lane; v < vectors; v += WARP_SIZE) {
-        float elements[SEGMENT], factors[SEGMENT];
-        floats_of(y[v], elements);
-        floats_of(gains[v], factors);
-        Vector rounded;
+    const auto rest = [&](int v) {
+      uint4 raw = load(x, v);
+      if (norm_ != nullptr) normalise(raw, gain(v), inverse_rms);
+      return raw;
+    };
+
+    float scale = static_scale_;
+    if (!BLOCKS && !(static_scale_ > 0.0f)) {
+      float largest = 0.0f;
 #pragma unroll
-        for (int e = 0; e < SEGMENT; ++e) {
-          rounded[e] = from_float<T>(elements[e] * inverse_rms * factors[e]);
-          largest = fmaxf(largest, fabsf(to_float(rounded[e])));
-        }
-        y[v] = reinterpret_cast<const uint4&>(rounded);
+      for (int i = 0; i < KEPT; ++i) largest = fmaxf(largest, largest_of_vector<T>(kept[i]));
+#pragma unroll 1
+      for (int v = first_of_rest(); v < vectors_; v += WARP_SIZE) {
+        largest = fmaxf(largest, largest_of_vector<T>(rest(v)));
       }
+      scale = scale_for(largest_of_warps(largest));
     }
-    float scale = static_scale;
-    if (!BLOCKS && !(static_scale > 0.0f)) scale = scale_for(largest_of_warps(largest));
-#pragma unroll 1
-    for (int first = 0; first < vectors; first += WARP_SIZE) {  // whole warps: half of one has a step
-      const int v = first + lane;
-      const bool valid = v < vectors;
-      float elements[SEGMENT] = {};
-      if (valid) floats_of(y[v], elements);
-      if constexpr (BLOCKS) {
-        float of_step = largest_of(elements);
+    const float inverse = __frcp_rn(scale);
 #pragma unroll
-        for (int distance = ROW_VECTORS / 2; distance > 0; distance /= 2) {
-          of_step = fmaxf(of_step, __shfl_xor_sync(FULL_WARP, of_step, distance));
-        }
-        scale = static_scale > 0.0f ? static_scale : scale_for(of_step);
-        if (valid && v % ROW_VECTORS == 0) step_scales[v / ROW_VECTORS] = scale;
-      }
-      if (!valid) continue;
-      const uint2 codes = e4m3_codes(elements, scale);
-      y[v] = make_uint4(unpack_e4m3(codes.x), unpack_e4m3(codes.x >> 16), unpack_e4m3(codes.y),
-                        unpack_e4m3(codes.y >> 16));
+    for (int i = 0; i < KEPT; ++i) {
+      if (i * WARP_SIZE >= vectors_) break;
+      store(lane_of_thread() + i * WARP_SIZE, kept[i], scale, inverse);
+    }
+#pragma unroll 1
+    for (int first = KEPT * WARP_SIZE; first < vectors_; first += WARP_SIZE) {  // whole warps
+      const int v = first + lane_of_thread();
+      store(v, rest(v), scale, inverse);
     }
     return BLOCKS ? 1.0f : scale;
   }
 
  private:
-  static __device__ __forceinline__ void floats_of(const uint4& raw, float (&elements)[SEGMENT]) {
-    const Vec<T, SEGMENT> vector = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
-#pragma unroll
-    for (int e = 0; e < SEGMENT; ++e) elements[e] = to_float(vector[e]);
+  __device__ __forceinline__ int element(int v) const {
+    return (v / ROW_VECTORS * WARPS + warp_of_thread()) * STEP_ELEMENTS + v % ROW_VECTORS * SEGMENT;
   }
+  __device__ __forceinline__ bool has(int v) const { return v < vectors_ && element(v) < in_features_; }
+  __device__ __forceinline__ int first_of_rest() const { return KEPT * WARP_SIZE + lane_of_thread(); }
+
+  // Zeros beyond the row.
+  __device__ __forceinline__ uint4 load(const T* x, int v) const {
+    uint4 raw = make_uint4(0, 0, 0, 0);
+    if (has(v)) load_past_l1(raw, x + element(v));
+    return raw;
+  }
+  __device__ __forceinline__ uint4 gain(int v) const {
+    return norm_ != nullptr && has(v) ? load_once_16(norm_ + element(v)) : make_uint4(0, 0, 0, 0);
+  }
+
+  static __device__ __forceinline__ void normalise(uint4& raw, const uint4& gains, float inverse_rms) {
+    Vector values = reinterpret_cast<const Vector&>(raw);
+    const Vector factors = reinterpret_cast<const Vector&>(gains);
+#pragma unroll
+    for (int e = 0; e < SEGMENT; ++e) {
+      values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(factors[e]));
+    }
+    raw = reinterpret_cast<const uint4&>(values);
+  }
+
+  // Half of a warp has a step: its scale, with BLOCKS.
+  __device__ __forceinline__ void store(int v, const uint4& raw, float scale, float inverse) const {
+    if constexpr (BLOCKS) {
+      float largest = largest_of_vector<T>(raw);
+#pragma unroll
+      for (int distance = ROW_VECTORS / 2; distance > 0; distance /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
+      }
+      if (!(static_scale_ > 0.0f)) {
+        scale = scale_for(largest);
+        inverse = __frcp_rn(scale);
+      }
+      if (v < vectors_ && v % ROW_VECTORS == 0) step_scales_[v / ROW_VECTORS] = scale;
+    }
+    if (v < vectors_) codes_[v] = e4m3_codes<T>(raw, scale, inverse, static_scale_ > 0.0f);
+  }
+
   // Of all threads, in the order of warps.
   __device__ __forceinline__ float sum_of_warps(float value) const {
     value = warp_sum(value);
-    if (lane_of_thread() == 0) sums[warp_of_thread()] = value;
+    if (lane_of_thread() == 0) sums_[warp_of_thread()] = value;
     __syncthreads();
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) sum += sums[w];
+    for (int w = 0; w < WARPS; ++w) sum += sums_[w];
     return sum;
   }
   __device__ __forceinline__ float largest_of_warps(float value) const {
     value = warp_max(value);
-    if (lane_of_thread() == 0) maxima[warp_of_thread()] = value;
+    if (lane_of_thread() == 0) maxima_[warp_of_thread()] = value;
     __syncthreads();
     float largest = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) largest = fmaxf(largest, maxima[w]);
+    for (int w = 0; w < WARPS; ++w) largest = fmaxf(largest, maxima_[w]);
     return largest;
   }
+
+  const T* const norm_;  // null without
+  uint2* const codes_;
+  float* const step_scales_;
+  float* const sums_;
+  float* const maxima_;
+  const int vectors_, in_features_;
+  const float eps_, static_scale_;
+  uint4 gains_[KEPT_GAINS];
 };
 
-// This warp's sums of a tile over its steps of k.
+// This warp's sums of a tile over its steps of k. Two units are the 16 rows of an mma, eight tokens its
+// columns.
 template <typename V, bool BLOCKS>
 class Fp8Consumer {
-  static constexpr int WORDS = 4;  // of a lane, of 16 e4m3 of a row
+  static constexpr int WORDS = 4;                      // of a lane, of 16 e4m3 of a row
+  static constexpr int PAIRS = ceil_div(V::UNITS, 2);  // of units
+  static constexpr int LANE_TOKENS = 2 * V::GROUPS;    // of which a lane has sums
 
  public:
   __device__ __forceinline__ Fp8Consumer(const BlockUnits<V::UNITS>& units, const float* x_scales,
@@ -147,142 +185,211 @@ class Fp8Consumer {
         x_scales_(x_scales),
         weight_scales_(weight_scales),
         step_scales_(step_scales),
-        row_scale_(row_scale),
         num_rows_(num_rows),
-        num_blocks_(ceil_div(in_features, STEP_ELEMENTS)) {}
+        num_blocks_(ceil_div(in_features, STEP_ELEMENTS)) {
+#pragma unroll
+    for (int i = 0; i < LANE_TOKENS; ++i) {
+      of_tokens_[i] = V::RESIDENT ? row_scale : BLOCKS ? 1.0f : scale_of_token(i, 0);
+    }
+  }
 
   __device__ __forceinline__ void begin(int tile_unit, int gated) {
 #pragma unroll
-    for (int i = 0; i < V::UNITS * V::MMAS_M * 4; ++i) (&sums_[0][0][0])[i] = 0.0f;
+    for (int i = 0; i < PAIRS * V::GROUPS * 4; ++i) (&sums_[0][0][0])[i] = 0.0f;
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
       const bool is_up = gated && u >= V::UNITS / 2;
       const int unit = tile_unit + (is_up ? u - V::UNITS / 2 : u);
-      rows_[u] = unit < units_.end ? unit * UNIT + (is_up ? units_.features : 0) : -1;
-      of_rows_[u] = make_float2(1.0f, 1.0f);
-      const int in_unit = lane_of_thread() % 4 * 2;
-      if (!BLOCKS && rows_[u] >= 0 && unit * UNIT + in_unit < units_.features) {
-        of_rows_[u] = *reinterpret_cast<const float2*>(weight_scales_ + rows_[u] + in_unit);
+      const int row = unit * UNIT + (is_up ? units_.features : 0);
+      if constexpr (BLOCKS) {
+        blocks_[u] = unit < units_.end ? row / SCALES * num_blocks_ : -1;
+      } else {
+        const bool valid = unit < units_.end && unit * UNIT + row_of_lane() < units_.features;
+        of_rows_[u] = valid ? weight_scales_[row + row_of_lane()] : 0.0f;
       }
     }
+    if constexpr (BLOCKS) load_scales(0);
   }
 
-  // Add one step's products from the ring's next stage; `y` is the row that is RESIDENT.
+  // Add one step's products from the ring's next stage; `y` are the codes of the row that is RESIDENT.
   __device__ __forceinline__ void take_step(const uint4* ring, const uint4* y, int step) {
+    float products[PAIRS][V::GROUPS][4] = {};
+    float of_x[LANE_TOKENS], of_weight[V::UNITS];
+    if constexpr (BLOCKS) {
+#pragma unroll
+      for (int i = 0; i < LANE_TOKENS; ++i) of_x[i] = V::RESIDENT ? step_scales_[step] : next_of_x_[i];
+#pragma unroll
+      for (int u = 0; u < V::UNITS; ++u) of_weight[u] = of_rows_[u];
+      load_scales(step + 1);
+    }
     copy_async_wait<V::STAGES - 1>();
     const uint4* const stage = ring + slot_ * V::LOADS * THREADS + threadIdx.x;
-    float of_x[2 * V::MMAS_M], of_weight[V::UNITS];
-    if constexpr (BLOCKS) load_scales(of_x, of_weight, step);
-    unsigned tokens[V::HALVES][V::GROUPS][2 * WORDS];
 #pragma unroll
     for (int half = 0; half < V::HALVES; ++half) {
+      unsigned tokens[V::GROUPS][WORDS], weights[2 * PAIRS][WORDS] = {};
 #pragma unroll
       for (int i = 0; i < V::GROUPS; ++i) {
-        if constexpr (V::RESIDENT) {  // for all 8 rows; only the first is stored
-          const uint4* const vectors =
-              y + step * ROW_VECTORS + half * (ROW_VECTORS / HALVES) + lane_of_thread() % 4 * 2;
-          reinterpret_cast<uint4*>(tokens[half][i])[0] = vectors[0];
-          reinterpret_cast<uint4*>(tokens[half][i])[1] = vectors[1];
-        } else {
-          unpack(stage[((V::UNITS + i) * V::HALVES + half) * THREADS], tokens[half][i]);
-        }
+        copy(tokens[i], V::RESIDENT ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
+                                    : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
       }
-    }
 #pragma unroll
-    for (int u = 0; u < V::UNITS; ++u) {
-      float products[V::MMAS_M][4] = {};
+      for (int u = 0; u < V::UNITS; ++u) copy(weights[u], stage[(u * V::HALVES + half) * THREADS]);
 #pragma unroll
-      for (int half = 0; half < V::HALVES; ++half) {
-        unsigned w[2 * WORDS];
-        unpack(stage[(u * V::HALVES + half) * THREADS], w);
+      for (int word = 0; word < WORDS; ++word) {
+        unsigned x[V::GROUPS][2];
 #pragma unroll
-        for (int word = 0; word < WORDS; ++word) {
+        for (int i = 0; i < V::GROUPS; ++i) unpack(x[i], tokens[i][word]);
 #pragma unroll
-          for (int i = 0; i < V::MMAS_M; ++i) {
-            constexpr int LAST = V::GROUPS - 1;
-            const unsigned (&low)[2 * WORDS] = tokens[half][i * 2];
-            const unsigned (&high)[2 * WORDS] = tokens[half][min(i * 2 + 1, LAST)];
-            const bool has_high = i * 2 + 1 < V::GROUPS;
-            mma_m16n8k16<__half>(BLOCKS ? products[i] : sums_[u][i],
-                                 {low[word * 2], has_high ? high[word * 2] : 0, low[word * 2 + 1],
-                                  has_high ? high[word * 2 + 1] : 0},
-                                 {w[word * 2], w[word * 2 + 1]});
+        for (int p = 0; p < PAIRS; ++p) {
+          unsigned low[2], high[2] = {0, 0};
+          unpack(low, weights[2 * p][word]);
+          if (2 * p + 1 < V::UNITS) unpack(high, weights[2 * p + 1][word]);
+#pragma unroll
+          for (int i = 0; i < V::GROUPS; ++i) {
+            mma_m16n8k16<__half>(BLOCKS ? products[p][i] : sums_[p][i], {low[0], high[0], low[1], high[1]},
+                                 {x[i][0], x[i][1]});
           }
         }
       }
-      if constexpr (BLOCKS) {
+    }
+    if constexpr (BLOCKS) {
 #pragma unroll
-        for (int i = 0; i < V::MMAS_M * 4; ++i) {
-          float* const sum = &sums_[u][0][0] + i;
-          *sum = fmaf(products[i / 4][i % 4], of_x[i / 2] * of_weight[u], *sum);
+      for (int p = 0; p < PAIRS; ++p) {
+#pragma unroll
+        for (int i = 0; i < V::GROUPS; ++i) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float scale = of_x[i * 2 + e % 2] * of_weight[min(p * 2 + e / 2, V::UNITS - 1)];
+            sums_[p][i][e] = fmaf(products[p][i][e], scale, sums_[p][i][e]);
+          }
         }
       }
     }
   }
   __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
 
-  // partial [WARPS][UNITS][GROUPS][WARP_SIZE]: pairs of sums, with their scales.
-  __device__ __forceinline__ void share_sums(float2* partial) const {
-    float of_x[V::GROUPS];
-#pragma unroll
-    for (int i = 0; i < V::GROUPS; ++i) {
-      const int token = i * 8 + row_of_lane();
-      of_x[i] = row_scale_;
-      if (!BLOCKS && !V::RESIDENT && token < num_rows_) of_x[i] = load_updated(x_scales_ + token);
-    }
+  // partial [WARPS][UNITS][GROUPS][8 tokens][UNIT rows], or [WARPS][UNITS][UNIT rows] where RESIDENT: sums
+  // with their scales.
+  __device__ __forceinline__ void share_sums(float* partial) const {
+    const int lane = lane_of_thread() % 4;
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
+      const int unit = warp_of_thread() * V::UNITS + u;
+      const float of_row = BLOCKS ? 1.0f : of_rows_[u];
 #pragma unroll
-      for (int i = 0; i < V::GROUPS; ++i) {
-        const float (&sums)[4] = sums_[u][i / 2];
-        const float2 pair = make_float2(sums[i % 2 * 2] * (of_x[i] * of_rows_[u].x),
-                                        sums[i % 2 * 2 + 1] * (of_x[i] * of_rows_[u].y));
-        if (i * 8 + row_of_lane() < num_rows_) {
-          partial[((warp_of_thread() * V::UNITS + u) * V::GROUPS + i) * WARP_SIZE + lane_of_thread()] = pair;
+      for (int i = 0; i < LANE_TOKENS; ++i) {
+        const float sum = sums_[u / 2][i / 2][u % 2 * 2 + i % 2] * (of_tokens_[i] * of_row);
+        if constexpr (V::RESIDENT) {  // all columns of the product are the one row's
+          if (i == 0 && lane == u % 4) partial[unit * UNIT + row_of_lane()] = sum;
+        } else {
+          const int token = lane * 2 + i % 2;
+          if (i / 2 * 8 + token < num_rows_) {
+            partial[((unit * V::GROUPS + i / 2) * 8 + token) * UNIT + row_of_lane()] = sum;
+          }
         }
       }
     }
   }
 
  private:
-  static __device__ __forceinline__ void unpack(const uint4& codes, unsigned (&halves)[2 * WORDS]) {
-    const unsigned words[WORDS] = {codes.x, codes.y, codes.z, codes.w};
-#pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
-      halves[i * 2] = unpack_e4m3(words[i]);
-      halves[i * 2 + 1] = unpack_e4m3(words[i] >> 16);
-    }
+  static __device__ __forceinline__ void copy(unsigned (&words)[WORDS], const uint4& codes) {
+    words[0] = codes.x, words[1] = codes.y, words[2] = codes.z, words[3] = codes.w;
+  }
+  static __device__ __forceinline__ void unpack(unsigned (&halves)[2], unsigned codes) {
+    halves[0] = unpack_e4m3(codes);
+    halves[1] = unpack_e4m3(codes >> 16);
   }
 
-  // Of the 128 elements of a step, which of x is in memory or, where RESIDENT, in shared memory.
-  __device__ __forceinline__ void load_scales(float (&of_x)[2 * V::MMAS_M], float (&of_weight)[V::UNITS],
-                                              int step) const {
+  // Of this lane's tokens, in a block of 128 columns.
+  __device__ __forceinline__ float scale_of_token(int i, int block) const {
+    const int token = i / 2 * 8 + lane_of_thread() % 4 * 2 + i % 2;
+    return token < num_rows_ ? load_updated(x_scales_ + block * num_rows_ + token) : 0.0f;
+  }
+
+  // Of the 128 elements of a step, a step ahead.
+  __device__ __forceinline__ void load_scales(int step) {
     const int block = min(step * WARPS + warp_of_thread(), num_blocks_ - 1);
+    if constexpr (!V::RESIDENT) {
 #pragma unroll
-    for (int i = 0; i < 2 * V::MMAS_M; ++i) {
-      const int token = i * 8 + row_of_lane();
-      of_x[i] = 0.0f;
-      if (V::RESIDENT) {
-        if (i == 0) of_x[i] = step_scales_[step];
-      } else if (token < num_rows_) {
-        of_x[i] = load_updated(x_scales_ + block * num_rows_ + token);
-      }
+      for (int i = 0; i < LANE_TOKENS; ++i) next_of_x_[i] = scale_of_token(i, block);
     }
 #pragma unroll
-    for (int u = 0; u < V::UNITS; ++u) {
-      of_weight[u] = rows_[u] < 0 ? 0.0f : weight_scales_[rows_[u] / SCALES * num_blocks_ + block];
-    }
+    for (int u = 0; u < V::UNITS; ++u)
+      of_rows_[u] = blocks_[u] < 0 ? 0.0f : weight_scales_[blocks_[u] + block];
   }
 
   const BlockUnits<V::UNITS>& units_;
   const float* const x_scales_;
   const float* const weight_scales_;
   const float* const step_scales_;
-  const float row_scale_;
   const int num_rows_;
   const int num_blocks_;  // of 128 columns
-  float sums_[V::UNITS][V::MMAS_M][4];
-  int rows_[V::UNITS];        // of the weight, with which units begin, -1 where there is none
-  float2 of_rows_[V::UNITS];  // scales of this lane's two rows of a unit, without BLOCKS
+  float sums_[PAIRS][V::GROUPS][4];
+  float of_tokens_[LANE_TOKENS];  // without BLOCKS
+  float of_rows_[V::UNITS];       // of this lane's row of each unit or, with BLOCKS, of the next step's block
+  float next_of_x_[LANE_TOKENS];  // with BLOCKS, where not RESIDENT
+  int blocks_[V::UNITS];  // with BLOCKS: where the scales of a unit's rows begin, -1 where it has none
   int slot_ = 0;
+};
+
+// Epilogue of the row that is RESIDENT: a thread has a column of a tile.
+template <typename V>
+class RowEpilogue {
+  using T = typename V::T;
+  using Out = typename V::Out;
+
+ public:
+  __device__ __forceinline__ RowEpilogue(const BlockUnits<V::UNITS>& units, const T* bias, Out* out, int, int,
+                                         int accumulate, int gated)
+      : units_(units), bias_(bias), out_(out), accumulate_(accumulate), gated_(gated) {}
+
+  // What the sums are added to, so that it is there when they are.
+  __device__ __forceinline__ void fetch(int tile_unit) {
+    const int column = tile_unit * UNIT + threadIdx.x;
+    if (is_outside(column)) return;
+    if (bias_ != nullptr) offset_ = to_float(bias_[column]);
+    if (accumulate_) before_ = to_float(load_updated(out_ + column));
+  }
+
+  __device__ __forceinline__ void store(int tile_unit, const float2* partial, const NormPrologue<V>&) const {
+    const int column = tile_unit * UNIT + threadIdx.x;
+    if (is_outside(column)) return;
+    const float* const parts = reinterpret_cast<const float*>(partial) + threadIdx.x;
+    float result = total(parts);
+    if (gated_) {
+      result = total(parts + units_.a_tile * UNIT) * __fdividef(result, 1.0f + __expf(-result));
+    } else {
+      result += offset_ + before_;
+    }
+    out_[column] = from_float<Out>(result);
+  }
+
+ private:
+  __device__ __forceinline__ bool is_outside(int column) const {
+    return threadIdx.x >= units_.a_tile * UNIT || column >= units_.end * UNIT || column >= units_.features;
+  }
+
+  // Of all warps, in order.
+  static __device__ __forceinline__ float total(const float* parts) {
+    float sum = parts[0];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) sum += parts[w * V::UNITS * UNIT];
+    return sum;
+  }
+
+  const BlockUnits<V::UNITS>& units_;
+  const T* const bias_;
+  Out* const out_;
+  const int accumulate_;
+  const int gated_;
+  float before_ = 0.0f, offset_ = 0.0f;
+};
+
+template <typename V, bool RESIDENT = V::RESIDENT>
+struct fp8_epilogue {
+  using type = DecodeEpilogue<V>;
+};
+template <typename V>
+struct fp8_epilogue<V, true> {
+  using type = RowEpilogue<V>;
 };

@@ -2,18 +2,20 @@
 #pragma once
 
 #include "common.cuh"
+#include "pairs.cuh"
 #include "ptx/fp8.cuh"
 
 constexpr float E4M3_MAX = 448.0f;
 constexpr float LEAST_SCALE = 1.17549435e-38f;  // a normal float, as its reciprocal is
 
-// NaN is passed over: its code says that it is there.
-template <int COUNT>
-__device__ __forceinline__ float largest_of(const float (&values)[COUNT]) {
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) largest = fmaxf(largest, fabsf(values[i]));
-  return largest;
+// Of eight elements. NaN is passed over: its code says that it is there.
+template <typename T>
+__device__ __forceinline__ float largest_of_vector(const uint4& raw) {
+  using Pair = typename pair_of<T>::type;
+  const auto magnitudes = [](const unsigned& word) { return __habs2(reinterpret_cast<const Pair&>(word)); };
+  const Pair largest =
+      __hmax2(__hmax2(magnitudes(raw.x), magnitudes(raw.y)), __hmax2(magnitudes(raw.z), magnitudes(raw.w)));
+  return fmaxf(fmaxf(to_float(largest.x), to_float(largest.y)), 0.0f);
 }
 
 // Makes `largest` 448, and zeros zeros.
@@ -22,22 +24,32 @@ __device__ __forceinline__ float scale_for(float largest) {
 }
 
 // x / scale rounded to nearest, `inverse` being 1 / scale rounded to nearest: one step of Newton's method on
-// the product (Markstein 1990). What is far beyond e4m3 stays as it is: the remainder might overflow.
+// the product (Markstein 1990).
 __device__ __forceinline__ float quotient(float x, float scale, float inverse) {
   const float product = x * inverse;
-  return fabsf(product) > 2 * E4M3_MAX ? product : fmaf(fmaf(-product, scale, x), inverse, product);
+  return fmaf(fmaf(-product, scale, x), inverse, product);
 }
 
-// Eight codes, the first in the lowest byte.
-__device__ __forceinline__ uint2 e4m3_codes(const float (&values)[8], float scale) {
-  const float inverse = __fdiv_rn(1.0f, scale);
+// Eight codes, the first in the lowest byte; `inverse` as in `quotient`. Where the scale is not theirs but
+// `given`, a product that is far beyond e4m3 stays as it is: the remainder might overflow.
+template <typename T>
+__device__ __forceinline__ uint2 e4m3_codes(const uint4& raw, float scale, float inverse, bool given) {
+  const Vec<T, 8> values = __builtin_bit_cast(Vec<T, 8>, raw);
+  float scaled[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) scaled[i] = quotient(to_float(values.data[i]), scale, inverse);
+  if (given) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float product = to_float(values.data[i]) * inverse;
+      if (fabsf(product) > 2 * E4M3_MAX) scaled[i] = product;
+    }
+  }
   unsigned words[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float scaled[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) scaled[j] = quotient(values[i * 4 + j], scale, inverse);
-    words[i] = pack_e4m3(scaled[0], scaled[1]) | static_cast<unsigned>(pack_e4m3(scaled[2], scaled[3])) << 16;
+    words[i] = pack_e4m3(scaled[i * 4], scaled[i * 4 + 1]) |
+               static_cast<unsigned>(pack_e4m3(scaled[i * 4 + 2], scaled[i * 4 + 3])) << 16;
   }
   return make_uint2(words[0], words[1]);
 }

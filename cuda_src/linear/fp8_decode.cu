@@ -5,8 +5,12 @@
 #include "generated/fp8_decode.cuh"
 
 // A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
-template <int TOKENS, int UNITS>
-constexpr int MIN_BLOCKS = UNITS <= 6 && TOKENS == 1 ? 2 : 1;
+// Between the products of several rows one quantises, and must have room beside both: else blocks of the next
+// one meet on other multiprocessors and take twice as long. With BLOCKS registers do not suffice for that.
+template <int TOKENS, bool BLOCKS>
+constexpr int MIN_BLOCKS = TOKENS == 1 ? 2
+                           : BLOCKS    ? 1
+                                       : 3;
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], times the scales, + bias[n], + out[m, n] if `accumulate`;
 // if `gated`, g / (1 + exp(-g)) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that. Scales
@@ -26,48 +30,48 @@ constexpr int MIN_BLOCKS = UNITS <= 6 && TOKENS == 1 ? 2 : 1;
 // Unit of work: as of `matmul_decode_kernel`; a warp's step is 128 of k, and 16 bytes of a row are what lane
 // t has as elements 2t, 2t+1, 2t+8, 2t+9 of four instructions.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool BLOCKS>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, BLOCKS>)
     fp8_decode_kernel(FP8_DECODE_PARAMS(T, Out)) {
   using V = Variant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
-  __shared__ float sums_of_squares[WARPS][TOKENS], maxima[WARPS];
+  __shared__ float sums_of_squares[WARPS], maxima[WARPS];
   const int pairs = in_features / 2;
   const BlockUnits<UNITS> units(out_features, gated);
   const WarpSteps<V> steps(pairs);
-  const int warp_vectors = V::RESIDENT ? steps.count * ROW_VECTORS : 0;
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * V::LOADS * THREADS);
-  uint4* const rows = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * WARP_SIZE);
+  uint4* const rows = reinterpret_cast<uint4*>(partial + WARPS * UNITS * PARTIAL_PAIRS<V>);
+  const int warp_vectors = V::RESIDENT ? steps.count * CODE_VECTORS : 0;
   uint4* const y = rows + warp_of_thread() * warp_vectors;
   float* const step_scales =
       reinterpret_cast<float*>(rows + WARPS * warp_vectors) + warp_of_thread() * steps.count;
-  uint4* const gains = rows + WARPS * (warp_vectors + steps.count) + warp_of_thread() * warp_vectors;
 
   DecodeProducer<V> producer(ring, units, steps.count, reinterpret_cast<const T*>(values),
                              reinterpret_cast<const T*>(weight), num_rows, pairs, gated);
-  const RowQuantizer<T, BLOCKS> quantizer = {
-      norm,   gains,       y,           step_scales, &sums_of_squares[0][0],
-      maxima, steps.count, in_features, eps,         static_scale};
-  if constexpr (V::RESIDENT) quantizer.load_gains();
   producer.fill_weights();
-  let_next_kernel_start();
-  wait_for_earlier_kernels();
   float row_scale = 1.0f;
   if constexpr (V::RESIDENT) {
-    if (norm != nullptr) copy_async_wait<STAGES>();
+    RowQuantizer<T, BLOCKS> quantizer(norm, reinterpret_cast<uint2*>(y), step_scales, sums_of_squares, maxima,
+                                      steps.count, in_features, eps, static_scale);
+    quantizer.load_gains();
+    let_next_kernel_start();
+    wait_for_earlier_kernels();
     row_scale = quantizer.load_row(x);
+    __syncwarp();  // y is there for all lanes
   } else {
+    let_next_kernel_start();
+    wait_for_earlier_kernels();
     producer.fill_x();
   }
-  __syncwarp();  // y is there for all lanes
 
   Fp8Consumer<V, BLOCKS> consumer(units, x_scales, weight_scales, step_scales, row_scale, num_rows,
                                   in_features);
-  const NormPrologue<V> no_norm = {nullptr, nullptr, sums_of_squares, in_features, eps};
+  const NormPrologue<V> no_norm = {nullptr, nullptr, reinterpret_cast<float (&)[WARPS][TOKENS]>(*partial),
+                                   in_features, eps};
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;
-    DecodeEpilogue<V> epilogue(units, bias, out, out_stride, num_rows, accumulate, gated);
+    typename fp8_epilogue<V>::type epilogue(units, bias, out, out_stride, num_rows, accumulate, gated);
     epilogue.fetch(tile_unit);
 
     consumer.begin(tile_unit, gated);
@@ -79,7 +83,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
     }
 
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
-    consumer.share_sums(partial);
+    consumer.share_sums(reinterpret_cast<float*>(partial));
     __syncthreads();
     epilogue.store(tile_unit, partial, no_norm);
   }

@@ -83,18 +83,23 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
                                           out_features,
                                           lane};
 
+    // With BLOCKS the scales of a step come before its products where tiles are small, else while those of
+    // the step before run.
+    constexpr bool COME_EARLY = BLOCKS && WARPGROUPS_M == 2;
+    float next_of_rows[2], next_of_blocks[2];
+    const auto load_scales = [&](int step) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        next_of_rows[i] = scales.of_row(i, work.first_step + step);
+        next_of_blocks[i] = scales.of_block(i, work.first_step + step);
+      }
+    };
+    if constexpr (COME_EARLY) load_scales(0);
     float sums[SUMS] = {};
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
-      float of_rows[2], of_blocks[2];
-      if constexpr (BLOCKS) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          of_rows[i] = scales.of_row(i, work.first_step + step);
-          of_blocks[i] = scales.of_block(i, work.first_step + step);
-        }
-      }
-      float parts[SUMS];
+      if constexpr (BLOCKS && !COME_EARLY) load_scales(step);
+      float parts[SUMS], of_parts[2][2];
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
       wgmma_fence();
@@ -104,6 +109,11 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
                                 weight_descriptor + offset + k * DESCRIPTOR_STEP_K, k > 0);
       }
       wgmma_commit();
+      if constexpr (BLOCKS) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) of_parts[i / 2][i % 2] = next_of_rows[i / 2] * next_of_blocks[i % 2];
+      }
+      if constexpr (COME_EARLY) load_scales(min(step + 1, work.num_steps - 1));
       wgmma_wait<0>();
       hold_registers(parts);
       release_stage<SHARING>(&empty[at.stage], lane);
@@ -111,7 +121,7 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) {
         if constexpr (BLOCKS) {
-          sums[i] = fmaf(parts[i], of_rows[i / 2 % 2] * of_blocks[i / (SUMS / 2)], sums[i]);
+          sums[i] = fmaf(parts[i], of_parts[i / 2 % 2][i / (SUMS / 2)], sums[i]);
         } else {
           sums[i] += parts[i];
         }

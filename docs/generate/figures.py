@@ -21,7 +21,7 @@ def serving() -> dict[str, Any]:
 
 
 @cache
-def models() -> dict[str, Any]:
+def other_loads() -> dict[str, Any]:
     """Loads of further models and formats, by part; a part's label names them."""
     return _read("models.json")
 
@@ -137,11 +137,11 @@ def _itl(row: Row) -> str:
     return f"{number(row['median_itl_ms'])} / {number(row['p99_itl_ms'])}"
 
 
-def models_table() -> str:
+def other_loads_table() -> str:
     """All parts of `models.json`, below each other; the commands are below the table, in its order."""
     columns = ["", "streams", "in / out", "tokens/s", "TTFT ms", "TPOT ms", "median / P99 ITL ms", "of the floor, %"]
     rows = []
-    for part in models().values():
+    for part in other_loads().values():
         for row in part["rows"]:
             if row["stream"]:
                 throughput = number(row["output_throughput"]) if row["output_len"] > 2 else ""
@@ -149,7 +149,7 @@ def models_table() -> str:
                 times = [number(row["median_ttft_ms"]), number(row["median_tpot_ms"]), _itl(row)]
                 share = number(round(100 * row["weight_read_share"]))
                 rows.append([part["label"], str(row["concurrency"]), lengths, throughput, *times, share])
-    sources = "\n".join(f"- {part['label']}: {source(part)}" for part in models().values())
+    sources = "\n".join(f"- {part['label']}: {source(part)}" for part in other_loads().values())
     return f"{markdown_table(columns, rows)}\n\n{sources}"
 
 
@@ -225,7 +225,7 @@ TABLES: dict[str, Callable[[], str]] = {
             "vllm_first_token_s": "vLLM",
         },
     ),
-    "models": models_table,
+    "other_loads": other_loads_table,
     "gguf": partial(
         rows_table,
         "gguf",

@@ -25,8 +25,6 @@ def make_catalog(config: EngineConfig, model: ModelConfig, device: Device) -> tu
         if not config.lora and not config.allow_lora_loading:
             return None, 0  # other models of the server are fine-tuned
         raise ConfigError("--lora and --allow-lora-loading are for models that generate text")
-    if config.fine_tuned and device.name != "cpu":
-        raise ConfigError("--enable-fine-tuning is for servers on the CPU, where its jobs train; see --device")
     max_rank = config.max_lora_rank
     if max_rank is None:
         configs = [read_adapter_config(Path(folder)) for _, folder in config.adapters]

@@ -26,6 +26,9 @@ class Tape:
     """Records operations while `recording`; for one thread.
 
     A backward takes its operations off the tape and with them the values that they kept.
+
+    Attributes:
+        pace: called after each operation and each backward of one.
     """
 
     def __init__(self, ops: Ops, training: TrainingOps) -> None:
@@ -35,6 +38,7 @@ class Tape:
         self.training = training
         self.device = ops.device
         self.recording = True
+        self.pace: Callable[[], None] = lambda: None
         self._nodes: list[_Node] = []
 
     def record(self, value: Tensor, inputs: Sequence[Variable | None], backward: Backward) -> Variable:
@@ -43,6 +47,7 @@ class Tape:
         result = Variable(value, needed, is_leaf=False)
         if needed:
             self._nodes.append(_Node(result, backward))
+        self.pace()
         return result
 
     @contextmanager
@@ -151,6 +156,7 @@ class Tape:
             if held.dtype != node.result.value.dtype:
                 held = self.ops.copy(held, out=empty(held.shape, node.result.value.dtype, self.device))
             node.backward(held)
+            self.pace()
 
     def _float32_copy(self, tensor: Tensor) -> Tensor:
         return self.ops.copy(tensor, out=empty(tensor.shape, float32, self.device))

@@ -56,6 +56,10 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
             default="another for each completion",
         ),
     ] = None
+    device: Annotated[
+        DeviceName,
+        Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
+    ] = "auto"
     log_format: Annotated[LogFormat, Option("text for people, json for one object a line", group="log")] = "text"
     log_level: Annotated[
         LogLevel, Option("leave out what matters less; info has one line for each request", group="log")
@@ -147,10 +151,6 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             "prompt; auto: so for a folder or hub id called Qwen3-Reranker",
             group="embeddings",
         ),
-    ] = "auto"
-    device: Annotated[
-        DeviceName,
-        Option("auto: CUDA where a usable device is found, else the CPU", group="device and memory"),
     ] = "auto"
     tensor_parallel_size: Annotated[
         int,
@@ -372,14 +372,15 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         Option(
             "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
             "text that occurred before, also in earlier completions of the same key; draft_model: what the smaller "
-            "--speculative-model says",
+            "--speculative-model says; eagle3: what the EAGLE-3 head there says",
             group="speculation",
         ),
     ] = "suffix"
     speculative_model: Annotated[
         str | None,
         Option(
-            "folder, GGUF file or hub id of the model of draft_model, which has the vocabulary of the served one",
+            "folder, GGUF file or hub id of the model of draft_model, which has the vocabulary of the served one, or "
+            "folder or hub id of the head of eagle3",
             group="speculation",
             metavar="MODEL",
             default="none",

@@ -146,7 +146,7 @@ class EngineCore:
             batch_invariant=config.batch_invariant,
             adapters=self._adapter_seats,
             max_drafts=config.max_step_drafts,
-            draft_rope_len=0 if draft_limits is None else draft_limits.short_rope_len,
+            draft_limits=draft_limits,
         )
         speculation = config.speculation_settings
         drafts = None

@@ -44,6 +44,21 @@ def select_device(name: DeviceName) -> tuple[Device, str]:
     return CPU, f"no usable CUDA device: {found.reason}"
 
 
+def device_description(device: Device) -> str:
+    """ "the CPU", or the GPU's name."""
+    return "the CPU" if device is CPU else str(getattr(device, "device_name", device.name))
+
+
+def free_memory(device: Device) -> int | None:
+    """Bytes that a CUDA device could still hand out; None for the CPU."""
+    if device is CPU:
+        return None
+    from tessera.engine.cuda.device import CudaDevice
+
+    assert isinstance(device, CudaDevice)
+    return device.free_memory()
+
+
 def has_cuda_packages() -> bool:
     """Whether the driver's bindings are installed: they come with the extra `cuda`."""
     try:

@@ -13,6 +13,7 @@ from tessera.engine.autograd.functions import Functions
 from tessera.engine.models.config import load_config
 from tessera.engine.tensor import CPU, Device, float32
 from tessera.engine.training.decoder import TrainableDecoder
+from tessera.engine.training.device_share import DeviceShare
 from tessera.engine.training.examples import AnyItem, Example
 from tessera.engine.training.lora import (
     Adapter,
@@ -38,7 +39,7 @@ class TrainingPlan:
     lora: None trains all weights.
     max_length: tokens of the longest sequence.
     beta: of direct preference optimisation.
-    device: where it is trained.
+    device: where it is trained; `device_share`: most of its time that is taken, from 0 to 1.
     """
 
     model: Path
@@ -53,6 +54,7 @@ class TrainingPlan:
     checkpoint_layers: bool = False
     beta: float = 0.1
     device: Device = CPU
+    device_share: float = 1.0
 
 
 class PlannedTraining(Generic[AnyItem]):
@@ -130,6 +132,9 @@ class _Base:
         f = self.functions = Functions.on(plan.device)
         self.parameters: Parameters = load_parameters(plan.model, f.ops, plan.dtype)
         plan.device.keep_large_memory()
+        if plan.device_share < 1:
+            f.pace = DeviceShare(plan.device, plan.device_share)
+        f.training.prepare(plan.dtype, {layer.attention.head_dim for layer in self.parameters.config.layers})
         self.adapters: dict[str, Adapter] = {}
         self.trained: list[Parameter] = list(self.parameters)
         if plan.lora is not None:

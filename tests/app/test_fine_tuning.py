@@ -25,10 +25,10 @@ from tessera.app.openai.fine_tuning.objects import (
     JobCheckpointList,
     JobEventList,
 )
-from tessera.engine.adapters.make import make_catalog
+from tessera.app.training.job_messages import Failed, FromJob, JobLaunch
+from tessera.app.training.job_process import JobProcess
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
-from tessera.engine.models.config import load_config
 from tessera.engine.tensor import Device
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, serve, settings_for
@@ -393,6 +393,28 @@ def test_options_that_do_not_go_together_are_refused_by_name(model: Path) -> Non
     ):
         with pytest.raises(ConfigError, match=message):
             EngineConfig(model=str(model), fine_tuned=True, **options).verify()
-    gpu = cast(Device, SimpleNamespace(name="cuda:0"))
-    with pytest.raises(ConfigError, match="--enable-fine-tuning is for servers on the CPU, where its jobs train"):
-        make_catalog(EngineConfig(model=str(model), fine_tuned=True), load_config(model), gpu)
+
+
+def test_a_model_that_does_not_fit_beside_the_server_on_a_gpu_is_refused(model: Path, tmp_path: Path) -> None:
+    gpu = cast(Device, SimpleNamespace(name="cuda:0", device_name="Fake GPU"))
+    launch = JobLaunch(
+        folder=str(tmp_path),
+        model=str(model),
+        name="tiny",
+        method="supervised",
+        seed=0,
+        share=0.5,
+        num_cpus=1,
+        device="cuda",
+    )
+    sent: list[FromJob] = []
+    module = "tessera.app.training.job_process"
+    with patch(f"{module}.select_device", lambda name: (gpu, name)), patch(f"{module}.free_memory", lambda _: 2**30):
+        JobProcess(launch, sent.append, lambda: False).run()
+    (failed,) = sent
+    assert isinstance(failed, Failed)
+    assert failed.code == "model_not_available"
+    assert failed.message == (
+        "tiny needs about 2.0 GiB of memory to be trained, on Fake GPU, and 1.0 GiB is available beside the server; a "
+        "lower --gpu-memory-utilization leaves more"
+    )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.fp8 import sm90
+from tessera.engine.ops.cuda.fp8 import decode, sm90
 from tessera.engine.ops.cuda.fp8.problem import Fp8Operands, Fp8Problem
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.cuda.types import cuda_type
@@ -27,6 +29,10 @@ from tests.bench.kernels import CALLS, COLD_BYTES, LAYERS, READ_GB_S, TorchRefer
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (1024, 6144), (3072, 1024))
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LAYER_ROWS = (1, 4, 16, 64, 128, 256)
+QUANTISED = ((8192, 4096, False), (8192, 4096, True), (8192, 14336, False), (16, 4096, True))
+FEW_ROWS = (1, 4, 16)
+BRIEF_SHAPES = SHAPES[:4]
+BRIEF_ROWS = (1, 16, 64, 512, 8192)
 SCHEMES = {"rows": Fp8Format(), "blocks": Fp8Format(block=(128, 128))}
 
 
@@ -74,13 +80,22 @@ def problem_of(part: WeightPart, x: Tensor, out: Tensor) -> Fp8Problem:
     return Fp8Problem(*sizes, dtype, cuda_type(out.dtype), groups, out_aligned=True, **around)
 
 
-def measure_shape(ops: CudaOps, scheme: str, k: int, n: int, *, plans: bool, reference: ScaledReference | None) -> None:
+def measure_shape(
+    ops: CudaOps,
+    scheme: str,
+    k: int,
+    n: int,
+    *,
+    counts: tuple[int, ...] = ROWS,
+    plans: bool = False,
+    reference: ScaledReference | None = None,
+) -> None:
     device, format = ops.device, SCHEMES[scheme]
     copies = max(1, min(CALLS, COLD_BYTES // (k * n)))
     codes = np.random.default_rng(0).integers(0x20, 0x50, k * n, dtype=np.uint8)
     weights = [random_weight(ops, format, n, k, codes) for _ in range(copies)]
-    ops.reserve_linear(weights, np.dtype(bfloat16), max(ROWS))
-    for m in ROWS:
+    ops.reserve_linear(weights, np.dtype(bfloat16), max(counts))
+    for m in counts:
         x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
         scratch = empty((scratch_bytes(m, k),), uint8, device)
         rows = quantized(device, x, None, 0.0, format, scratch)
@@ -99,6 +114,49 @@ def measure_shape(ops: CudaOps, scheme: str, k: int, n: int, *, plans: bool, ref
         if plans:
             cells += _all_plans(ops, problem, weights, x, out, rows)
         print(f"{scheme:6} {m:>4} x {k:>5} x {n:>5} " + "  ".join(cells), flush=True)
+
+
+@contextmanager
+def only_size(ops: CudaOps, tile: decode.Fp8DecodeTile) -> Iterator[None]:
+    """The decode kernel in this size alone."""
+    usual = decode.SIZES
+    try:
+        decode.SIZES = {tile.tokens: ((tile.units, tile.stages),)}
+        ops.fp8_kernels.restrict()
+        yield
+    finally:
+        decode.SIZES = usual
+        ops.fp8_kernels.restrict()
+
+
+def measure_quantising(ops: CudaOps) -> None:
+    """Rows to e4m3 alone, with the rate at which the one is read and the other written."""
+    for rows, k, normed in QUANTISED:
+        x, norm = _random(ops, rows, k), _random(ops, k) if normed else None
+        scratch = empty((scratch_bytes(rows, k),), uint8, ops.device)
+        cells = []
+        for scheme, format in SCHEMES.items():
+            us = measure(ops.device, [partial(quantized, ops.device, x, norm, 1e-6, format, scratch)] * CALLS)
+            cells.append(f"{scheme} {us:.1f} us {3 * rows * k / us / 1e3:.0f} GB/s")
+        print(f"quantise {rows} x {k}{' after a norm' if normed else ''}: {', '.join(cells)}", flush=True)
+
+
+def measure_decode_sizes(ops: CudaOps) -> None:
+    """Every size of the decode kernel beside the others, with the quantising."""
+    device, format = ops.device, SCHEMES["rows"]
+    for k, n in BRIEF_SHAPES:
+        copies = max(1, min(CALLS, COLD_BYTES // (k * n)))
+        codes = np.random.default_rng(0).integers(0x20, 0x50, k * n, dtype=np.uint8)
+        weights = [random_weight(ops, format, n, k, codes) for _ in range(copies)]
+        ops.reserve_linear(weights, np.dtype(bfloat16), max(FEW_ROWS))
+        for m in FEW_ROWS:
+            x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
+            calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
+            cells = []
+            for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, groups=False, logits=False):
+                with only_size(ops, tile):
+                    cells.append(f"{tile.units}/{tile.stages} {measure(device, calls):.1f}")
+            print(f"decode {m} x {k} x {n}, with quantising, by units/stages: {'  '.join(cells)}", flush=True)
 
 
 def _all_plans(
@@ -150,7 +208,8 @@ def measure_layers(ops: CudaOps, scheme: str) -> None:
                 )
             ]
             us = measure(device, chain) * 4
-            print(f"{model} layer's products, {scheme}, {m} rows: {us:.1f} us {elements / us / 1e3 / READ_GB_S:.0%}")
+            rate = elements / us / 1e3 / READ_GB_S
+            print(f"{model} layer's products, {scheme}, {m} rows: {us:.1f} us {rate:.0%}", flush=True)
 
 
 def main() -> None:
@@ -159,6 +218,7 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="every plan of wgmma as well")
     parser.add_argument("--no-reference", action="store_true", help="do not time cuBLAS beside")
     parser.add_argument("--layers", action="store_true", help="only the products of whole layers")
+    parser.add_argument("--brief", action="store_true", help="few shapes and rows, and the sizes of few rows' kernel")
     options = parser.parse_args()
     ops = CudaOps(CudaDevice(0))
     reference = None
@@ -167,10 +227,14 @@ def main() -> None:
             reference = ScaledReference()
         except ImportError:
             print("PyTorch is not installed: no figures of cuBLAS beside ours")
+    if options.brief:
+        measure_quantising(ops)
+        measure_decode_sizes(ops)
     for scheme in options.scheme or SCHEMES:
         measure_layers(ops, scheme)
-        for k, n in () if options.layers else SHAPES:
-            measure_shape(ops, scheme, k, n, plans=options.plans, reference=reference)
+        counts = BRIEF_ROWS if options.brief else ROWS
+        for k, n in () if options.layers else BRIEF_SHAPES if options.brief else SHAPES:
+            measure_shape(ops, scheme, k, n, counts=counts, plans=options.plans, reference=reference)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,7 @@ inline unsigned __float2uint_rz(float v) {
 }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float v) { return std::exp(v); }
 inline float __logf(float v) { return std::log(v); }

@@ -160,6 +160,14 @@ def test_top_n_sigma(clustered: bool, ops: CudaOps) -> None:
     expected = sample(CpuOps(), logits, CPU, True, **settings)
     assert (sample(ops, logits, ops.device, True, **settings) == expected).all()
 
+
+@pytest.mark.parametrize("clustered", [True, False])
+def test_cases_of_top_n_sigma(clustered: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one order of the threads: the same kernels run in both above."""
+    monkeypatch.setenv("EMULATED_RACES", "1")
+    ops = CudaOps(EmulatedDevice(folder, multiprocessors=2))  # type: ignore[arg-type]
+    if not clustered:
+        emulated(ops).max_shared_bytes = 0
     cases = [case[1:] for case in N_SIGMA]
     logits = np.full((len(cases), max(len(row) for row, _, _ in cases)), -np.inf, np.float32)
     for i, (row, _, _) in enumerate(cases):

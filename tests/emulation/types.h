@@ -115,6 +115,20 @@ inline __nv_bfloat162 __hmul2(__nv_bfloat162 a, __nv_bfloat162 b) {
   return {__float2bfloat16_rn(__bfloat162float(a.x) * __bfloat162float(b.x)),
           __float2bfloat16_rn(__bfloat162float(a.y) * __bfloat162float(b.y))};
 }
+inline __half2 __habs2(__half2 a) {
+  return {{static_cast<std::uint16_t>(a.x.bits & 0x7fffu)}, {static_cast<std::uint16_t>(a.y.bits & 0x7fffu)}};
+}
+inline __nv_bfloat162 __habs2(__nv_bfloat162 a) {
+  return {{static_cast<std::uint16_t>(a.x.bits & 0x7fffu)}, {static_cast<std::uint16_t>(a.y.bits & 0x7fffu)}};
+}
+inline __half2 __hmax2(__half2 a, __half2 b) {
+  return {__float2half_rn(std::fmax(__half2float(a.x), __half2float(b.x))),
+          __float2half_rn(std::fmax(__half2float(a.y), __half2float(b.y)))};
+}
+inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return {__float2bfloat16_rn(std::fmax(__bfloat162float(a.x), __bfloat162float(b.x))),
+          __float2bfloat16_rn(std::fmax(__bfloat162float(a.y), __bfloat162float(b.y)))};
+}
 
 // e4m3 of the OCP 8-bit floating point specification: bias 7, no infinity, 0x7f and 0xff are NaN.
 inline float e4m3_value(unsigned char code) {

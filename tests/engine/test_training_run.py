@@ -8,7 +8,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ import pytest
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.contract.errors import ConfigError, ModelError, TesseraError
 from tessera.engine.ops.make import make_ops
-from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy
+from tessera.engine.tensor import CPU, Device, bfloat16, float32, from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
+from tessera.engine.training.device_share import INTERVAL, DeviceShare
 from tessera.engine.training.examples import Example, ExampleOrder
 from tessera.engine.training.lora import (
     Adapter,
@@ -268,3 +270,31 @@ def test_tensors_survive_a_file(tmp_path: Path) -> None:
     for name, tensor in load_tensors(tmp_path / "x.safetensors", CPU).items():
         assert tensor.dtype == arrays[name].dtype
         np.testing.assert_array_equal(tensor.numpy(), arrays[name])
+
+
+def test_a_share_of_the_device_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 30 ms that the device is busy, a quarter of the time, 90 ms follow in which it is not."""
+    clock = SimpleNamespace(now=0.0, slept=[])
+    timing = SimpleNamespace(monotonic=lambda: clock.now, sleep=clock.slept.append)
+    monkeypatch.setattr("tessera.engine.training.device_share.time", timing)
+
+    def synchronize() -> None:
+        clock.now += 0.03 - INTERVAL
+
+    share = DeviceShare(cast(Device, SimpleNamespace(synchronize=synchronize)), 0.25)
+    share()
+    assert clock.slept == []
+    clock.now += INTERVAL
+    share()
+    assert clock.slept == [pytest.approx(0.09)]
+
+
+def test_each_operation_and_each_backward_keeps_the_pace() -> None:
+    f = Functions.on(CPU)
+    calls: list[int] = []
+    f.pace = lambda: calls.append(1)
+    x = f.variable(np.ones((1, 2), np.float32))
+    loss = f.sum(f.mul(x, x))
+    assert len(calls) == 2
+    f.backward(loss)
+    assert len(calls) == 4

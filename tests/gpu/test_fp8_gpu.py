@@ -54,6 +54,7 @@ SHAPES = {
     "small": Shape(80, 144, (1, 2, 9, 17, 70)),
     "small long": Shape(16, 1680, (1, 8, 16, 40)),
     "whole tiles": Shape(1024, 2048, (1, 5, 16, 33, 64, 128, 256, 1300)),
+    "in turns": Shape(20_000, 1104, (1, 5, 12)),  # more features than a block takes at once
     "edges": Shape(1000, 1104, (1, 3, 8, 15, 17, 31, 129, 300)),
     "features that are no multiple of 8": Shape(1010, 512, (1, 4, 16, 17, 100)),
     "many features": Shape(6144, 4096, (1, 8, 16, 24, 64, 200, 1024, 1500)),

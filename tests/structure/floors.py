@@ -105,6 +105,6 @@ EXCEPTIONS = {
     "app.cli.cache.model_facts": ("engine",),
     "app.cli.train.command": ("engine",),
     "app.training.dataset": ("engine.models.config", "engine.training"),
-    "app.training.job_process": ("engine.models.config", "engine.tensor", "engine.training"),
+    "app.training.job_process": ("engine.models.config", "engine.runner.devices", "engine.tensor", "engine.training"),
     "app.cli.doctor.gpu": ("engine.cuda.cache",),
 }

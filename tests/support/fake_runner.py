@@ -28,6 +28,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
+from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.kv_tiers.tiers import KVTiers
@@ -365,9 +366,10 @@ class Harness:
         )
         self.runner.inspect = self._check_writes
         limits = None
-        if settings.get("speculative_method") == "draft_model":
+        if settings.get("speculative_method") in MODEL_METHODS:
             self.runner.num_slots = max_num_seqs
-            limits = DraftLimits(settings.pop("draft_len", max_model_len), short_rope_len)
+            shift = self.runner.drafts.shift = int(settings["speculative_method"] == "eagle3")
+            limits = DraftLimits(settings.pop("draft_len", max_model_len), short_rope_len, shift)
             settings["speculative_model"] = "fake"
         self.tiers = make_tiers(self.runner) if make_tiers is not None else None
         self.core = EngineCore(

@@ -152,8 +152,9 @@ class JobRun:
             method=body["method"],
             seed=body["seed"],
             known_step=row.step,
-            cpu_share=share,
+            share=share,
             num_cpus=num_cpus(),
+            device=model.device,
             num_epochs=chosen["n_epochs"],
             batch_size=chosen["batch_size"],
             rate_multiplier=chosen["learning_rate_multiplier"],
@@ -193,7 +194,7 @@ class JobRun:
                 f"Training goes on after step {began.step} of {began.num_steps}"
                 if began.step
                 else f"Training starts: {began.num_examples} examples, {began.num_epoch_tokens} tokens an epoch, "
-                f"{began.num_steps} steps, on the CPU"
+                f"{began.num_steps} steps, on {began.device}"
             )
             insert_event(database, self._seq, message)
 

@@ -7,6 +7,11 @@ activations has their dtype; a gradient of weights is float32, and with `accumul
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
 from tessera.engine.ops.training.attention_interface import AttentionTraining, PackedSequences
 from tessera.engine.ops.training.elementwise_interface import ElementwiseTraining
 from tessera.engine.ops.training.layer_interface import LayerTraining
@@ -19,3 +24,9 @@ __all__ = ["AdamWStep", "PackedSequences", "TrainingOps"]
 
 class TrainingOps(LinearTraining, LayerTraining, ElementwiseTraining, AttentionTraining, LossTraining, OptimizerOps):
     """See the module's description."""
+
+    def prepare(self, dtype: np.dtype[Any], head_dims: Collection[int]) -> None:
+        """Compile beforehand what a model in `dtype` with heads of these sizes launches, so that no step waits for it.
+
+        Raises: CompileError.
+        """

@@ -17,7 +17,7 @@ from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Poi
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.linear.decode import THREADS, UNIT, WARPS
-from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import ceil_div
 from tessera.engine.tensor import float32
 
 InBytes = Annotated[Pointer, "const unsigned char*"]
@@ -78,47 +78,44 @@ class Fp8DecodeTile:
         """That each warp takes."""
         return ceil_div(in_features, STEP * WARPS)
 
-    def shared_bytes(self, in_features: int, *, normed: bool) -> int:
-        """Dynamic shared memory of a block; a single row of x stays in it, and so does its norm."""
+    def shared_bytes(self, in_features: int) -> int:
+        """Dynamic shared memory of a block; the codes of a single row of x stay in it."""
         groups = ceil_div(self.tokens, 8)
         resident = self.tokens == 1
         loads = HALVES * (self.units + (0 if resident else groups))
         ring = self.stages * loads * THREADS * LANE_BYTES
-        partial = WARPS * self.units * groups * WARP_SIZE * 2 * float32.itemsize
-        row = self.steps(in_features) * WARPS * STEP * HALF_BYTES
-        scales = self.steps(in_features) * WARPS * LANE_BYTES  # more than they take: what follows is aligned
-        return ring + partial + (row + scales + normed * row if resident else 0)
+        partial = WARPS * self.units * UNIT * (1 if resident else groups * 8) * float32.itemsize
+        row = self.steps(in_features) * WARPS * (STEP + float32.itemsize)
+        return ring + partial + (row if resident else 0)
 
-    def fits(self, in_features: int, limit: int, *, normed: bool) -> bool:
+    def fits(self, in_features: int, limit: int) -> bool:
         """Whether a block has this much shared memory, beside a few sums of each warp."""
-        beside = WARPS * (self.tokens + 1) * float32.itemsize
-        return self.shared_bytes(in_features, normed=normed) + beside <= limit
+        beside = 2 * WARPS * float32.itemsize
+        return self.shared_bytes(in_features) + beside <= limit
 
 
-TOKENS = (1, 8, 16)
-SIZES = ((1, 6), (2, 4), (4, 2), (4, 3), (6, 2), (6, 3), (8, 2))  # units and stages
-LOGITS_SIZES = ((4, 2), (6, 3))
+# Units and stages by tokens. A multiprocessor has room for two blocks, and for one that quantises.
+SIZES = {1: ((2, 4), (4, 3)), 8: ((1, 6), (2, 4), (4, 2)), 16: ((1, 4), (2, 3), (4, 2))}
+# Of several rows where scales are of blocks, for which registers do not suffice: it has room for one.
+BLOCK_SIZES = {8: ((1, 7), (4, 3), (6, 3), (8, 2)), 16: ((1, 6), (4, 3), (6, 3), (8, 2))}
+LOGITS_UNITS = 4
 
 
-def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
-    return [Fp8DecodeTile(tokens, *size) for size in (LOGITS_SIZES if logits else SIZES)]
+def tiles_of(tokens: int, *, groups: bool, logits: bool) -> list[Fp8DecodeTile]:
+    sizes = BLOCK_SIZES[tokens] if groups and tokens > 1 else SIZES[tokens]
+    return [Fp8DecodeTile(tokens, *size) for size in sizes if not logits or size[0] == LOGITS_UNITS]
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once; a ring that goes round has a third stage."""
+    """As many units as a block has to do, if they can be taken at once."""
     tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
     fitting = [
         tile
-        for tile in tiles_of(tokens, logits=problem.out_dtype == "float")
-        if tile.units > problem.gated and tile.fits(problem.in_features, shared_bytes, normed=problem.normed)
+        for tile in tiles_of(tokens, groups=problem.groups, logits=problem.out_dtype == "float")
+        if tile.units > problem.gated and tile.fits(problem.in_features, shared_bytes)
     ]
-    if not fitting:
-        return None
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
-    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    short, *deep = [tile for tile in fitting if tile.units == units]
-    goes_round = short.steps(problem.in_features) * ceil_div(needed, units) > short.stages
-    return deep[-1] if deep and goes_round else short
+    return next((tile for tile in fitting if tile.units >= needed), fitting[-1] if fitting else None)
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
@@ -138,9 +135,7 @@ def _accepts(problem: Fp8Problem, device: CudaDevice) -> Fp8DecodeTile | None:
 
 def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operands: Fp8Operands) -> None:
     blocks = min(device.multiprocessors, ceil_div(problem.features, UNIT))
-    config = LaunchConfig(
-        (blocks, 1, 1), (THREADS, 1, 1), tile.shared_bytes(problem.in_features, normed=problem.normed)
-    )
+    config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), tile.shared_bytes(problem.in_features))
     params = Fp8DecodeParams(
         x=operands.x,
         norm=operands.norm,
@@ -167,8 +162,8 @@ def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
     return [
         (FP8_DECODE, tile.template(dtype, out, groups=groups))
         for out in (dtype, "float")
-        for tokens in TOKENS
-        for tile in tiles_of(tokens, logits=out == "float")
+        for tokens in SIZES
+        for tile in tiles_of(tokens, groups=groups, logits=out == "float")
     ]
 
 

@@ -29,7 +29,7 @@ class Fp8QuantizeParams(NamedTuple):
 FP8_QUANTIZE = KernelSpec(
     file="linear/fp8_quantize.cu",
     name="fp8_quantize_kernel",
-    template=("T", "GROUPS"),
+    template=("T", "GROUPS", "NORM"),
     params=Fp8QuantizeParams,
     min_arch=89,
     overlaps=True,
@@ -46,9 +46,19 @@ declare_header(
 SCALES_ALIGNMENT = 256  # bytes, of where the scales begin behind the values
 
 
+def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
+    """All that may be launched for elements of this C type."""
+    return [(FP8_QUANTIZE, _template(dtype, groups=groups, normed=normed)) for normed in (False, True)]
+
+
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(FP8_QUANTIZE, (dtype, groups)) for dtype in dtypes if dtype != "float" for groups in ("true", "false")]
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    return [kernel for dtype in halves for groups in (False, True) for kernel in kernels_of(dtype, groups=groups)]
+
+
+def _template(dtype: str, *, groups: bool, normed: bool) -> tuple[str, ...]:
+    return (dtype, "true" if groups else "false", "true" if normed else "false")
 
 
 def scratch_bytes(num_rows: int, columns: int) -> int:
@@ -78,6 +88,6 @@ def quantized(
         eps=eps,
         static_scale=format.input_scale or 0.0,
     )
-    template = (cuda_type(x.dtype), "true" if format.block is not None else "false")
+    template = _template(cuda_type(x.dtype), groups=format.block is not None, normed=norm is not None)
     device.launch(FP8_QUANTIZE, template, rmsnorm_config(num_rows, columns), params)
     return values, scales
