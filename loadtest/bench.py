@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx2
+import httpx
 from rich.console import Console
 
 from tessera.loadtest.options.arrival import DEFAULT_TARGET, ArrivalOptions
@@ -68,7 +68,7 @@ def run_bench(given: GivenOptions) -> int:
     except OptionError as error:
         print(f"tessera bench: {error}", file=sys.stderr)
         return EXIT_WRONG_USE
-    except (httpx2.HTTPError, ClientProcessError) as error:
+    except (httpx.HTTPError, ClientProcessError) as error:
         print(f"tessera bench: {options.server.url}: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:  # while there is nothing to report yet
@@ -114,7 +114,7 @@ class Bench:
         """The model without --model, and whether the server is ready, where that is asked for.
 
         Raises:
-            httpx2.HTTPError: the server cannot be reached, or refuses.
+            httpx.HTTPError: the server cannot be reached, or refuses.
         """
         server = self._options.server
         seconds = server.ready_check_timeout_sec

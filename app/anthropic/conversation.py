@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar, TypeAlias
 
 import orjson
+from fastapi import Request
 from pydantic import ConfigDict
 
 from tessera.app.anthropic.blocks import (
@@ -21,6 +23,7 @@ from tessera.app.anthropic.blocks import (
 from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
 from tessera.app.generate.prompt import ChatPrompt, render_chat
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.body import run_in_turn
 from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.engine.contract.errors import ContextLengthError
@@ -51,7 +54,9 @@ class PreparedChat:
     num_original_tokens: int
 
 
-async def prepare_chat(model: ServedModel, request: MessagesPrompt, unseal: Unseal) -> PreparedChat:
+async def prepare_chat(
+    http_request: Request, model: ServedModel, request: MessagesPrompt, unseal: Unseal
+) -> PreparedChat:
     """The chat that the request amounts to, and its prompt.
 
     Args:
@@ -60,9 +65,17 @@ async def prepare_chat(model: ServedModel, request: MessagesPrompt, unseal: Unse
     Raises:
         RequestError: the request cannot be combined so, or the template cannot render it.
     """
-    given = [_unsealed(message, unseal) for message in request.messages]
-    chat = _chat_of(request, given)
-    chat.check()
+
+    def checked(messages: Sequence[Message]) -> tuple[list[Message], MessagesChat]:
+        unsealed = [_unsealed(message, unseal) for message in messages]
+        chat = _chat_of(request, unsealed)
+        chat.check()
+        return unsealed, chat
+
+    async def chat_of(messages: Sequence[Message]) -> MessagesChat:
+        return await run_in_turn(http_request, partial(_chat_of, request), messages)
+
+    given, chat = await run_in_turn(http_request, checked, request.messages)
     if request.context_management is None:
         prompt = await render_chat(model, chat)
         return PreparedChat(chat, prompt, None, len(prompt.token_ids))
@@ -71,14 +84,14 @@ async def prepare_chat(model: ServedModel, request: MessagesPrompt, unseal: Unse
     async def count_tokens(messages: Sequence[Message]) -> int:
         """Tokens of the prompt with these messages; one that is too long to be rendered counts as a full context."""
         try:
-            prompt = prompts[id(messages)] = await render_chat(model, _chat_of(request, messages))
+            prompt = prompts[id(messages)] = await render_chat(model, await chat_of(messages))
         except ContextLengthError:
             return model.info.max_model_len
         return len(prompt.token_ids)
 
     messages, applied = await request.context_management.edit(given, count_tokens)
     if applied:
-        chat = _chat_of(request, messages)
+        chat = await chat_of(messages)
     prompt = prompts.get(id(messages)) or await render_chat(model, chat)
     cleared = sum(edit["cleared_input_tokens"] for edit in applied)
     return PreparedChat(chat, prompt, applied, len(prompt.token_ids) + cleared)

@@ -31,7 +31,7 @@ async def create_message(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesRequest)
     request, model = admission.request, admission.model
     seal, tenant = seal_of(http_request), admission.tenant
-    prepared = await prepare_chat(model, request, lambda sealed: seal.open(sealed, tenant))
+    prepared = await prepare_chat(http_request, model, request, lambda sealed: seal.open(sealed, tenant))
     generation = admission.start_chat(prepared.chat, prepared.prompt)
     room = model.info.max_model_len - len(prepared.prompt.token_ids)
     events = MessageEvents(
@@ -56,7 +56,8 @@ async def create_message(http_request: Request) -> Response:
 async def count_tokens(http_request: Request) -> Response:
     admission = await admit(http_request, MessagesPrompt)
     seal, tenant = seal_of(http_request), admission.tenant
-    prepared = await prepare_chat(admission.model, admission.request, lambda sealed: seal.open(sealed, tenant))
+    model, request = admission.model, admission.request
+    prepared = await prepare_chat(http_request, model, request, lambda sealed: seal.open(sealed, tenant))
     count: dict[str, Any] = {"input_tokens": len(prepared.prompt.token_ids)}
     if prepared.applied_edits is not None:
         count["context_management"] = {"original_input_tokens": prepared.num_original_tokens}

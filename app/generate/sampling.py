@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from tessera.engine.contract.sampling_params import (
 from tessera.engine.gguf.names import is_gguf
 
 logger = logging.getLogger("tessera.serve")
+
+SEED_BYTES = 8
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,20 +76,21 @@ def _gguf_defaults(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+def bad_word_ids(words: Collection[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Token ids of each word, at the beginning of a text and after a space.
 
     Raises:
         InvalidRequestError: a word has no tokens.
     """
-    found: dict[tuple[int, ...], None] = {}
+    texts: list[str] = []
     for word in words:
         body = word.lstrip(" ")
-        spellings = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (body, f" {body}")]
-        if not any(spellings):
+        texts += [body, f" {body}"]
+    spellings = [tuple(token_ids) for token_ids in tokenizer.encode_all(texts, add_special_tokens=False)]
+    for word, *both in zip(words, spellings[::2], spellings[1::2], strict=True):
+        if not any(both):
             raise InvalidRequestError(f"bad_words has {word!r}, which is no token of this model.", param="bad_words")
-        found |= dict.fromkeys(filter(None, spellings))
-    return tuple(found)
+    return tuple(dict.fromkeys(filter(None, spellings)))
 
 
 def check_all_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]], info: EngineInfo) -> None:
@@ -156,12 +159,12 @@ def sampling_params(
         reasoning_budget=reasoning_budget,
     )
     base.verify(info.vocab_size)
-    seed = default_seed if request.seed is None else request.seed
+    seeds = _seeds(default_seed if request.seed is None else request.seed, request.num_choices, len(most))
     return [
         [
             msgspec.structs.replace(
                 base,
-                seed=_seed(seed, index),
+                seed=row[index],
                 max_tokens=max_tokens,
                 min_tokens=min(base.min_tokens, max_tokens),
                 # Streamed choices each need the prompt's log-probabilities with their first token; otherwise one copy
@@ -170,7 +173,7 @@ def sampling_params(
             )
             for index in range(request.num_choices)
         ]
-        for max_tokens in most
+        for max_tokens, row in zip(most, seeds, strict=True)
     ]
 
 
@@ -189,5 +192,9 @@ def _row_parameters(request: GenerationRequest, defaults: SamplingDefaults, max_
     return values
 
 
-def _seed(seed: int | None, index: int) -> int:
-    return secrets.randbits(64) if seed is None else (seed + index) & MAX_SEED
+def _seeds(seed: int | None, num_choices: int, num_prompts: int) -> list[Sequence[int]]:
+    """Of each prompt's choices. Random ones are drawn at once: each draw may wait for the interpreter's lock."""
+    if seed is None:
+        drawn = memoryview(secrets.token_bytes(SEED_BYTES * num_choices * num_prompts)).cast("Q")
+        return [drawn[first : first + num_choices] for first in range(0, len(drawn), num_choices)]
+    return [[(seed + index) & MAX_SEED for index in range(num_choices)]] * num_prompts

@@ -25,6 +25,7 @@ MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
 MAX_INLINE_VALUES = 2**12  # of a response that is built on the event loop, in a few milliseconds
 LARGE_BODY = 2**16  # bytes; larger ones are parsed and checked in a thread, one after the other
+MAX_INLINE_ITEMS = 2**8  # stored items of a conversation that a small body names
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -116,12 +117,15 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def run_in_turn(request: Request, function: Callable[[P], T], argument: P) -> T:
+async def run_in_turn(request: Request, function: Callable[[P], T], argument: P, *, num_items: int = 0) -> T:
     """Work on a request's body: at once for a small one, in the thread of large ones otherwise.
 
     There it takes turns with the event loop, and only one large body is worked on at a time.
+
+    Args:
+        num_items: that the work has beside the body, such as those of a stored conversation.
     """
-    if not request.scope["state"].get("body_is_large"):
+    if not request.scope["state"].get("body_is_large") and num_items <= MAX_INLINE_ITEMS:
         return function(argument)
     return await asyncio.get_running_loop().run_in_executor(_one_thread, function, argument)
 

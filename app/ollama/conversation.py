@@ -28,13 +28,15 @@ class OllamaChat(ChatRequest):
         return self.reasoning_effort != "none"
 
 
-def chat_of(request: OllamaChatRequest, name: str) -> OllamaChat:
-    """The chat of /api/chat; `name` is the model's as it is served."""
+def chat_of(name: str, request: OllamaChatRequest) -> OllamaChat:
+    """The chat of /api/chat, checked; `name` is the model's as it is served. Raises InvalidRequestError."""
     messages = chat_messages(request.messages)
     last = messages[-1]
     # As in Ollama, the beginning of an answer is continued.
     continues = last.role == "assistant" and not last.tool_calls
-    return _chat(request, name, messages, tools=request.tools, continue_final_message=continues)
+    chat = _chat(request, name, messages, tools=request.tools, continue_final_message=continues)
+    chat.check()
+    return chat
 
 
 def generate_chat(request: OllamaGenerateRequest, name: str) -> OllamaChat:

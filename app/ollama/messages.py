@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -66,7 +67,7 @@ def check_images(messages: Sequence[OllamaMessage]) -> None:
 def chat_messages(messages: Sequence[OllamaMessage]) -> list[ChatMessage]:
     """The messages of Chat Completions, in which each call has an id and each result names its call."""
     found = []
-    waiting: list[ToolCall] = []  # calls without a result
+    waiting = CallsWithoutResult()
     num_calls = 0
     for message in messages:
         calls = []
@@ -78,8 +79,8 @@ def chat_messages(messages: Sequence[OllamaMessage]) -> list[ChatMessage]:
             num_calls += 1
         call_id = None
         if message.role == "tool":
-            call_id = message.tool_call_id or _answered(message, waiting)
-        waiting += calls
+            call_id = message.tool_call_id or waiting.take(message.tool_name)
+        waiting.extend(calls)
         # Not validated again: the texts have been.
         found.append(
             ChatMessage.model_construct(
@@ -101,11 +102,27 @@ def _content(message: OllamaMessage) -> str:
     return "\n".join(filter(None, (message.content, *[IMAGE_LEFT_OUT] * len(message.images))))
 
 
-def _answered(message: OllamaMessage, waiting: list[ToolCall]) -> str:
-    """The id of the first call without a result, of the tool that the message names; the call waits no longer."""
-    named = [call for call in waiting if call.function.name == message.tool_name]
-    call = next(iter(named or waiting), None)
-    if call is None:
-        return "call00000"
-    waiting.remove(call)
-    return call.id
+class CallsWithoutResult:
+    """Calls in their order, found by their tool; each step takes constant time."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[int, ToolCall] = OrderedDict()
+        self._by_tool: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._num_calls = 0
+
+    def extend(self, calls: Sequence[ToolCall]) -> None:
+        for call in calls:
+            self._all[self._num_calls] = call
+            self._by_tool[call.function.name].append(self._num_calls)
+            self._num_calls += 1
+
+    def take(self, tool: str | None) -> str:
+        """The id of the first call of the tool, or else of any; it has a result now."""
+        named = self._by_tool.get(tool) if tool is not None else None
+        if named:
+            return self._all.pop(named.popleft()).id
+        if not self._all:
+            return "call00000"
+        _, call = self._all.popitem(last=False)
+        self._by_tool[call.function.name].popleft()
+        return call.id

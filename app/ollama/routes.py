@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Request
@@ -12,7 +13,7 @@ from tessera.app.generate.admission import Admission
 from tessera.app.generate.completion import complete
 from tessera.app.generate.prompt import render_chat
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import json_response
+from tessera.app.http.body import json_response, run_in_turn
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
 from tessera.app.ollama.admission import admit_ollama
@@ -53,8 +54,7 @@ async def chat(http_request: Request) -> Response:
     request, model = admission.request, admission.model
     if not request.messages:
         return json_response(load_answer(request.model, unloads=request.keep_alive == 0, message=message(Shown())))
-    chat = chat_of(request, name)
-    chat.check()
+    chat = await run_in_turn(http_request, partial(chat_of, name), request)
     prompt = await render_chat(model, chat)
     head = _head(admission, chat)
     generation = admission.start_chat(chat, prompt)

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import httpx2
+import httpx
 
 from tessera import PACKAGE_ROOT
 from tessera.app.ray_serve.messages import HttpRequest, ResponseHead
@@ -41,9 +41,9 @@ class Replica:
         command = [sys.executable, "-m", "tessera.app.cli.command", "serve", "--uds", socket_path, *arguments]
         # A replica that is killed takes its server with it: nothing else would end that.
         self._server = subprocess.Popen(command, cwd=PACKAGE_ROOT, preexec_fn=_end_with_parent, start_new_session=True)
-        limits = httpx2.Limits(max_connections=None)
-        transport = httpx2.AsyncHTTPTransport(uds=socket_path, limits=limits)
-        self._http = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
+        limits = httpx.Limits(max_connections=None)
+        transport = httpx.AsyncHTTPTransport(uds=socket_path, limits=limits)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None)
         while not await self._is_ready():
             if self._server.poll() is not None:
                 raise RuntimeError(f"tessera serve ended with exit code {self._server.returncode}; its log says why")
@@ -90,7 +90,7 @@ class Replica:
     async def _is_ready(self) -> bool:
         try:
             return (await self._http.get("/ready", timeout=HEALTH_TIMEOUT)).status_code == 200
-        except httpx2.HTTPError:
+        except httpx.HTTPError:
             return False
 
     async def _samples(self) -> list[tuple[str, str, float]]:

@@ -13,6 +13,6 @@ def configure_logging(settings: AppSettings) -> None:
     logs.configure_logging(settings.log_format, settings.log_level, process=process)
     # This server reports its own start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # What cannot be sent is reported by `app.tracing`, once rather than with each batch.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

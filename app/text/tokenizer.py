@@ -38,6 +38,8 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]: ...
+
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]: ...
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_tokens: int | None) -> list[tuple[list[int], int]]: ...
@@ -116,9 +118,12 @@ class HuggingFaceTokenizer:
         self.special_tokens = special_tokens
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         # The batch call lets go of the interpreter lock while it works; the single one does not.
-        ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return ids
+        encodings = self._inner.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""
@@ -204,6 +209,9 @@ class IdTokenizer:
             "This model has no tokenizer: send the prompt to /v1/completions as a list of token ids.",
             param="prompt",
         )
+
+    def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         return self.encode(text, add_special_tokens=add_special_tokens)

@@ -26,11 +26,11 @@ struct ConsumerBarriers {
 };
 
 // A warp group's rows of all tiles of queries of a block.
-template <bool IN_ORDER, bool SINKS, typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+template <bool IN_ORDER, bool SINKS, bool CAPPED, typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
 __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES>& own,
                                        PrefillEpilogue<T, HEAD_DIM, CONSUMERS>& epilogue, TileQueue& queue,
                                        const ConsumerBarriers& barriers, const QueryRows<HEAD_DIM>& rows,
-                                       const T* q, int sliding_window) {
+                                       const T* q, int sliding_window, float cap_scale) {
   Softmax softmax;
   softmax.clear();
   VisibleKeys visible;
@@ -67,6 +67,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
   pin(own.scores);
   release(&barriers.empty_k[0]);
   if (visible.tiles_left == 0) prepare_next();
+  if constexpr (CAPPED) cap_scores(own.scores, cap_scale);
   visible.mask(own.scores);
   softmax.update<IN_ORDER>(own.scores, epilogue.scale_log2);
   own.round_weights();
@@ -111,6 +112,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
     wgmma_wait<1>();
     pin(own.scores);
     release(&barriers.empty_k[next_stage]);
+    if constexpr (CAPPED) cap_scores(own.scores, cap_scale);
     visible.mask(own.scores);
     softmax.update<IN_ORDER>(own.scores, epilogue.scale_log2);
     wgmma_wait<0>();
@@ -147,7 +149,8 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
 //        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
-//        scale_log2 = scale * log2(e), positive
+//        scale_log2 = scale * log2(e), positive, or CAPPED cap * log2(e) with cap_scale = scale / cap, for
+//        scores cap * tanh(q . k * scale / cap)
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 //        partial_out [blocks, 64 * CONSUMERS * HEAD_DIM] float, where splits leave their results
 //        partial_sums [blocks, 64 * CONSUMERS, 2] float
@@ -171,7 +174,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 // of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
 // keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which
 // depend on the queries beside it, change nothing.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS>
+template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS, bool CAPPED>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T)) {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
@@ -237,5 +240,5 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const ConsumerBarriers barriers{
       full_k, full_v, empty_k, empty_v, TURN_BARRIER + consumer, TURN_BARRIER + (consumer + 1) % CONSUMERS};
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);
-  attend<IN_ORDER, SINKS>(own, epilogue, queue, barriers, rows, q, sliding_window);
+  attend<IN_ORDER, SINKS, CAPPED>(own, epilogue, queue, barriers, rows, q, sliding_window, cap_scale);
 }

@@ -5,6 +5,29 @@
 #include "generated/decode.cuh"
 #include "warp_attention.cuh"
 
+// What splits have left in memory, in their order: parts [num_splits, HEAD_DIM], from an element on, and
+// their maxima and sums.
+template <int HEAD_DIM>
+__device__ __forceinline__ void add_partials(Merged& sum, const float* parts, const float2* part_sums,
+                                             int num_splits) {
+  constexpr int LOADS = 4;  // in flight
+#pragma unroll 1
+  for (int s0 = 0; s0 < num_splits; s0 += LOADS) {
+    Floats values[LOADS];
+    float2 maximum_and_sum[LOADS];
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      const int s = min(s0 + i, num_splits - 1);
+      values[i] = Floats::load_shared_by_multiprocessors(parts + s * HEAD_DIM);
+      maximum_and_sum[i] = __ldcg(part_sums + s);
+    }
+#pragma unroll
+    for (int i = 0; i < LOADS; ++i) {
+      if (s0 + i < num_splits) sum.add(values[i], maximum_and_sum[i].x, maximum_and_sum[i].y);
+    }
+  }
+}
+
 // Merges warps' results at the end of each split, and splits' results at the end, in their order. A thread
 // has MERGED_FLOATS elements of a head, an item, at a time.
 template <typename T, int HEAD_DIM, int WARPS, bool CLUSTERED, bool SINKS>
@@ -52,8 +75,8 @@ struct SplitMerger {
       const int head = item / HEAD_PARTS;
       const int d = item % HEAD_PARTS * MERGED_FLOATS;
       float highest, total;
-      const Floats values = merge_warps<WARPS>(merged + head * WarpAttention<T, HEAD_DIM>::MERGE_PITCH + d,
-                                               stride, maxima, sums, head, highest, total);
+      const Floats values = merge_warps(merged + head * WarpAttention<T, HEAD_DIM>::MERGE_PITCH + d, stride,
+                                        maxima, sums, head, highest, total);
       if (num_blocks == 1) {
         result[n].add(values, highest, total);
       } else if constexpr (CLUSTERED) {
@@ -95,32 +118,13 @@ struct SplitMerger {
       if (item >= num_group_heads * HEAD_PARTS) continue;
       const int head = item / HEAD_PARTS;
       const int d = item % HEAD_PARTS * MERGED_FLOATS;
-      if (!CLUSTERED && num_blocks > 1) add_partials(result[n], head, d, num_splits);
+      if (!CLUSTERED && num_blocks > 1) {
+        const long long first = first_partial + head * max_splits;
+        add_partials<HEAD_DIM>(result[n], partial_out + first * HEAD_DIM + d,
+                               reinterpret_cast<const float2*>(partial_sums) + first, num_splits);
+      }
       if constexpr (SINKS) result[n].add_sink(sinks[head]);
       result[n].store(out + (first_head + head) * HEAD_DIM + d);
-    }
-  }
-
- private:
-  __device__ __forceinline__ void add_partials(Merged& sum, int head, int d, int num_splits) const {
-    const float* const parts = partial_out + (first_partial + head * max_splits) * HEAD_DIM + d;
-    const float2* const part_sums =
-        reinterpret_cast<const float2*>(partial_sums) + first_partial + head * max_splits;
-    constexpr int LOADS = 4;  // in flight
-#pragma unroll 1
-    for (int s0 = 0; s0 < num_splits; s0 += LOADS) {
-      Floats values[LOADS];
-      float2 maximum_and_sum[LOADS];
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
-        const int s = min(s0 + i, num_splits - 1);
-        values[i] = Floats::load_shared_by_multiprocessors(parts + s * HEAD_DIM);
-        maximum_and_sum[i] = __ldcg(part_sums + s);
-      }
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
-        if (s0 + i < num_splits) sum.add(values[i], maximum_and_sum[i].x, maximum_and_sum[i].y);
-      }
     }
   }
 };

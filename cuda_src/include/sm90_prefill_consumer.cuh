@@ -41,6 +41,12 @@ struct QueryRows {
   }
 };
 
+// Scores become tanh(score * scale).
+__device__ __forceinline__ void cap_scores(float (&scores)[TILE_KEYS / 2], float scale) {
+#pragma unroll
+  for (int s = 0; s < TILE_KEYS / 2; ++s) scores[s] = soft_capped(scores[s] * scale, 1.0f);
+}
+
 // A lane's part of the softmax of its two rows, from tile of keys to tile of keys.
 struct Softmax {
   RowSoftmax rows[2];

@@ -195,11 +195,11 @@ struct WarpAttention {
 
 // What WARPS warps have left of `head` from element d on, `stride` floats apart, relative to `highest`;
 // `total` is the sum of the weights.
-template <int WARPS>
+template <int WARPS, int ROWS>
 __device__ __forceinline__ Floats merge_warps(const float* merged, int stride,
-                                              const float (&maxima)[WARPS][GROUP_ROWS],
-                                              const float (&sums)[WARPS][GROUP_ROWS], int head,
-                                              float& highest, float& total) {
+                                              const float (&maxima)[WARPS][ROWS],
+                                              const float (&sums)[WARPS][ROWS], int head, float& highest,
+                                              float& total) {
   highest = MINUS_INFINITY;
 #pragma unroll
   for (int w = 0; w < WARPS; ++w) highest = fmaxf(highest, maxima[w][head]);

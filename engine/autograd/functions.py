@@ -12,6 +12,7 @@ import numpy as np
 
 from tessera.engine.autograd.tape import Tape
 from tessera.engine.autograd.variable import Variable
+from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.make import make_ops
 from tessera.engine.ops.training.interface import PackedSequences
 from tessera.engine.ops.training.make import make_training_ops
@@ -49,6 +50,17 @@ class Functions(Tape):
                 training.sum_rows(dy, out, accumulate=accumulate)
 
         return self.record(value, (x, weight, bias), backward)
+
+    def frozen_linear(self, x: Variable, weight: LinearWeight) -> Variable:
+        """x [M, K] times a weight [N, K] of any format transposed, plus its bias; the weight gets no gradient.
+
+        Where the format rounds x, the gradient is that of the product without it.
+        """
+
+        def backward(dy: Tensor) -> None:
+            self.add_gradient(x, self.training.matmul_input_gradient(dy, self.ops.dequantize(weight, dy.dtype)))
+
+        return self.record(self.ops.linear(x.value, weight), (x,), backward)
 
     def embedding(self, ids: Tensor, table: Variable) -> Variable:
         """Rows of table [V, H] chosen by ids [T] int32."""

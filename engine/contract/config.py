@@ -372,14 +372,15 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         Option(
             "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
             "text that occurred before, also in earlier completions of the same key; draft_model: what the smaller "
-            "--speculative-model says",
+            "--speculative-model says; eagle3: what the EAGLE-3 head there says",
             group="speculation",
         ),
     ] = "suffix"
     speculative_model: Annotated[
         str | None,
         Option(
-            "folder, GGUF file or hub id of the model of draft_model, which has the vocabulary of the served one",
+            "folder, GGUF file or hub id of the model of draft_model, which has the vocabulary of the served one, or "
+            "folder or hub id of the head of eagle3",
             group="speculation",
             metavar="MODEL",
             default="none",

@@ -146,7 +146,7 @@ class EngineCore:
             batch_invariant=config.batch_invariant,
             adapters=self._adapter_seats,
             max_drafts=config.max_step_drafts,
-            draft_rope_len=0 if draft_limits is None else draft_limits.short_rope_len,
+            draft_limits=draft_limits,
         )
         speculation = config.speculation_settings
         drafts = None
@@ -296,19 +296,23 @@ class EngineCore:
         An asynchronous runner is kept one step ahead: it computes a step while the one before is
         postprocessed and the one after is scheduled. A constrained step is computed ahead like others,
         but chooses its tokens only once the tokens before are known. No step is computed ahead of one with drafts, as
-        it is not known which tokens that leaves, or where a draft is likely. Without work nothing is done.
+        it is not known which tokens that leaves, or where a draft is likely: then the next one is submitted as soon as
+        they are known, and its outputs are returned while it is computed. Without work nothing is done.
 
         An exception of the runner propagates, and the engine cannot be used afterwards.
         """
         in_flight = self._in_flight
         step = self.schedule()
         outputs = self._take_refusals()
+        if step is None and in_flight:
+            self._finish_step(outputs)
+            step = self.schedule()
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
             self.scheduler.index_prefixes()
             self.block_manager.store_ahead()
-        if in_flight and (step is None or len(in_flight) > 1):
+        if len(in_flight) > 1:
             self._finish_step(outputs)
         if step is not None:
             if step.constrained:

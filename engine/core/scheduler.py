@@ -30,6 +30,7 @@ from tessera.engine.core.prefixes_in_progress import PrefixesInProgress
 from tessera.engine.core.sequence import Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep, SlotTable
 from tessera.engine.core.takeover import find_victim
+from tessera.engine.speculation.draft_keys import DraftLimits
 
 _in_order = attrgetter("order")
 _turn = attrgetter("turn")
@@ -61,12 +62,12 @@ class Scheduler:
         batch_invariant: bool = False,
         adapters: AdapterSeats | None = None,
         max_drafts: int = 0,
-        draft_rope_len: int = 0,
+        draft_limits: DraftLimits | None = None,
     ) -> None:
         """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too.
 
         `batch_invariant`: sequences have a `prefill_end`. `max_drafts`: most draft tokens of a step.
-        `draft_rope_len`: short form of a draft model's RoPE tables.
+        `draft_limits`: of a draft model.
         """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()
@@ -85,7 +86,7 @@ class Scheduler:
             block_manager.block_size,
             batch_invariant=batch_invariant,
             draft_keys=block_manager.draft_keys,
-            draft_rope_len=draft_rope_len,
+            draft_limits=draft_limits,
         )
         self._recomputed_rows = 0  # that the step has room for
         self._prefixes = PrefixesInProgress(block_manager)

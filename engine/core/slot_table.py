@@ -22,7 +22,7 @@ from tessera.engine.core.step_batch import (
     TableUpdates,
     draft_reference,
 )
-from tessera.engine.speculation.draft_keys import DraftKeys
+from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
 from tessera.engine.speculation.model_drafts import ON_DEVICE, PROMPT_ROOM
 from tessera.engine.speculation.verification import VerifiedDraft
 
@@ -81,7 +81,8 @@ class SlotTable:
     A step of 256 decodes costs a few indexing operations instead of 256 visits to each parameter.
 
     `batch_invariant`: a row's number of tokens says by which kernels they are computed, so tokens before a sequence's
-    `prefill_end` are rows of at least two, and the others rows of one.
+    `prefill_end` are rows of at least two, and the others rows of one. Only in a step that verifies drafts and does no
+    more a row has all of its sequence's.
     """
 
     def __init__(
@@ -92,12 +93,12 @@ class SlotTable:
         *,
         batch_invariant: bool = False,
         draft_keys: DraftKeys | None = None,
-        draft_rope_len: int = 0,
+        draft_limits: DraftLimits | None = None,
     ) -> None:
-        """`draft_rope_len`: short form of the draft model's RoPE tables."""
+        """`draft_limits`: of a draft model, whose `draft_keys` are known."""
         self._batch_invariant = batch_invariant
         self._draft_keys = draft_keys
-        self._draft_rope_len = draft_rope_len
+        self._draft_limits = draft_limits
         self._num_slots = num_slots
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -167,11 +168,11 @@ class SlotTable:
             step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
             step.admitted = admitted
             step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
-        if self._draft_keys is not None:
-            self._gather_drafting(step, self._draft_keys)
+        if self._draft_keys is not None and self._draft_limits is not None:
+            self._gather_drafting(step, self._draft_keys, self._draft_limits)
         return self._renew_stale(step)
 
-    def _gather_drafting(self, step: ScheduledStep, keys: DraftKeys) -> None:
+    def _gather_drafting(self, step: ScheduledStep, keys: DraftKeys, limits: DraftLimits) -> None:
         """The draft model's steps before this one: the first reads what it has not read of the texts."""
         readers = [sequence for sequence in step.sequences if sequence.num_drafter_chunk]
         if not readers:
@@ -191,7 +192,7 @@ class SlotTable:
             sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
         for sequence in drafting:
             sequence.num_drafter_tokens += len(sequence.draft) - 1
-        batch = self._draft_step(readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
+        batch = self._draft_step(limits, readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
         batch.table_updates = step.batch.table_updates
         steps = [batch]
         for number in range(1, max([len(sequence.draft) for sequence in drafting], default=0)):
@@ -199,12 +200,13 @@ class SlotTable:
             ones = np.ones(len(longer), np.int32)
             positions = np.array([sequence.num_tokens + number - 1 for sequence in longer], np.int32)
             newest = np.array([-1 - sequence.slot for sequence in longer], np.int32)
-            steps.append(self._draft_step(longer, ones, positions, newest, ones.astype(bool)))
+            steps.append(self._draft_step(limits, longer, ones, positions, newest, ones.astype(bool)))
         step.batch.drafting = tuple(steps)
         step.reads_texts = bool((counts > PROMPT_ROOM).any())
 
     def _draft_step(
         self,
+        limits: DraftLimits,
         sequences: list[Sequence],
         counts: Int32Array,
         positions: Int32Array,
@@ -217,9 +219,10 @@ class SlotTable:
         cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
         last = cu_seqlens_q[1:] - 1
+        positions = positions - np.int32(limits.shift)
         context_lens = positions[last] + 1
         blocks = self._block_tables[np.repeat(slots, counts), positions // self._block_size]
-        rows = [first_row(self._draft_rope_len, sequence.max_num_tokens) for sequence in sequences]
+        rows = [first_row(limits.short_rope_len, sequence.max_num_tokens) for sequence in sequences]
         return StepBatch(
             input_ids=input_ids,
             positions=positions + np.repeat(np.array(rows, np.int32), counts),
@@ -228,7 +231,7 @@ class SlotTable:
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
             logits_indices=last[samples],
-            sampling=self._gather_sampling(slots[samples], context_lens[samples]),
+            sampling=self._gather_sampling(slots[samples], context_lens[samples] + limits.shift),
         )
 
     def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
@@ -288,7 +291,8 @@ class SlotTable:
         slot_mapping[cu_seqlens_q[:-1][repeats]] = -1
         logits_indices = (cu_seqlens_q[1:] - 1 - num_drafts)[of_rows] + rounds.depths
         table_rows = slots
-        if self._batch_invariant:
+        # Where all tokens are sampled they are newest ones with drafts, which attention computes as if apart.
+        if self._batch_invariant and len(of_rows) < len(positions):
             begins = positions >= np.repeat(prefill_ends, counts)
             begins[cu_seqlens_q[:-1]] = True
             first_tokens = np.flatnonzero(begins).astype(np.int32)

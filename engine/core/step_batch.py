@@ -128,7 +128,8 @@ class PromptRows:
 class StepBatch:
     """One step's work. A row's tokens are consecutive in the token arrays.
 
-    A sequence is a row, or with a `prefill_end` several in turn, each of which sees the keys of those before it.
+    A sequence is a row, or with a `prefill_end` several in turn, each of which sees the keys of those before it; one
+    again where the step verifies drafts and does no more.
     """
 
     input_ids: Int32Array  # [T]; -1 - s: what was last sampled in slot s, which the host may not know yet
@@ -173,6 +174,11 @@ class StepBatch:
     @property
     def num_sampled(self) -> int:
         return len(self.logits_indices)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it verifies drafts and does no more: each row is a sequence's newest token and its draft."""
+        return bool(self.rounds) and self.num_sampled == self.num_tokens
 
 
 def draft_reference(number: int, slot: int, num_slots: int) -> int:

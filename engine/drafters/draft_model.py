@@ -60,18 +60,18 @@ class DraftModel(ModelRunner):
         rows = self.config.max_num_seqs
         return weights + buffer_bytes(self.model, self._dtype, max_tokens=self._buffer_tokens, max_logits=rows)
 
-    def load(self, max_model_len: int, progress: Progress | None) -> None:
-        self.max_model_len = min(max_model_len, self.model.longest_context)
+    def load(self, served: ModelRunner, progress: Progress | None) -> None:
+        self.max_model_len = min(served.max_model_len, self.model.longest_context)
         self._samples = False  # it has a sampler of its own
         self._load(progress)
 
-    def allocate(self, num_blocks: int, block_tables: Tensor, drafts: Tensor) -> None:
-        self._block_tables = block_tables
-        self._drafts = drafts
+    def allocate(self, served: ModelRunner) -> None:
+        self._block_tables = served.block_tables
+        self._drafts = served.drafts
         self._number = 0  # of the draft token that is computed next
         self._chosen = empty((self.config.max_num_seqs,), int32, self.device)
-        self._downloads = [DraftDownload(self.device, drafts) for _ in range(IN_FLIGHT)]
-        self._allocate(num_blocks)
+        self._downloads = [DraftDownload(self.device, self._drafts) for _ in range(IN_FLIGHT)]
+        self._allocate(served.num_kv_blocks)
 
     @property
     def limits(self) -> DraftLimits:
@@ -92,22 +92,30 @@ class DraftModel(ModelRunner):
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
         for number, step in enumerate(steps):
             self._number = number
+            self._prepare(step, steps[number + 1 :])
             self.start(step)
         self._downloads.append(self._downloads.pop(0))
         download = self._downloads[-1]
         download.start()
         return download
 
+    def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
+        """Before a step is submitted that `later` ones follow."""
+
     def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
         """Choose a token of each sampled row, for the next step of the draft and for the step that verifies it."""
         if not running.batch.num_sampled:
             return
         inputs, num_slots = running.inputs, self._newest.size
-        chosen = self._chosen[: running.logits.shape[0]]
-        filtered = running.batch.sampling.needs_filter
-        self.ops.sample(running.logits, inputs.sampling_rows, filtered=filtered, out=chosen)
+        chosen = self._choose(running)
         for newest in (self._newest, self._drafts[self._number]):
             self.ops.scatter(newest.view(num_slots, 1), inputs.slots, None, chosen)
+
+    def _choose(self, running: RunningStep) -> Tensor:
+        """[S] int32, a token of each row of the step's logits."""
+        chosen = self._chosen[: running.logits.shape[0]]
+        filtered = running.batch.sampling.needs_filter
+        return self.ops.sample(running.logits, running.inputs.sampling_rows, filtered=filtered, out=chosen)
 
     def _reserve_attention(self) -> None:
         """Memory for it; how a long context is divided is for the served model to say."""

@@ -10,6 +10,8 @@ import msgspec
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.drafters.draft_model import DraftModel
+from tessera.engine.drafters.eagle3 import Eagle3
+from tessera.engine.drafters.eagle3_config import read_eagle3
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.weights.build import num_parameters
@@ -26,13 +28,17 @@ def make_drafter(config: EngineConfig, model: ModelConfig, ops: Ops) -> DraftMod
     settings = config.speculation_settings
     if settings is None or not settings.uses_model:
         return None
+    config = msgspec.structs.replace(config, dtype=resolve_dtype(config, model, ops.device).name)
+    if settings.method == "eagle3":
+        if config.kv_offload_gib is not None:
+            raise ConfigError("the speculative method eagle3 cannot be used with --kv-offload-gib")
+        return Eagle3(config, read_eagle3(Path(settings.model), model), ops.device, ops)
     try:
         own = load_config(Path(settings.model))
     except ModelError as error:
         raise ConfigError(f"the draft model cannot be used: {error}") from None
     _check_pair(Path(config.model), model, Path(settings.model), own)
-    dtype = resolve_dtype(config, model, ops.device).name
-    return DraftModel(msgspec.structs.replace(config, dtype=dtype), own, ops.device, ops)
+    return DraftModel(config, own, ops.device, ops)
 
 
 def _check_pair(folder: Path, model: ModelConfig, draft_folder: Path, draft: ModelConfig) -> None:

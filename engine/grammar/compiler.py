@@ -202,11 +202,14 @@ class GrammarCompiler:
         wait([each._job.future for each in pending], timeout, "FIRST_COMPLETED")
 
     def fill_masks(self, matchers: Sequence[llguidance.LLMatcher]) -> Words:
-        """Token masks of the matchers' states, [len(matchers), num_words], computed in parallel."""
-        if self._mask_workers is None:
-            self._mask_workers = llguidance.LLExecutor()
+        """Token masks of the matchers' states, [len(matchers), num_words]; those of several in parallel."""
         num_words = self._tokenizer.result().num_words
         masks = np.empty((len(matchers), num_words), np.uint32)
+        if len(matchers) == 1:  # other threads would have to be given a core first
+            matchers[0].unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+            return masks
+        if self._mask_workers is None:
+            self._mask_workers = llguidance.LLExecutor()
         self._mask_workers.unsafe_compute_mask_ptr(
             [(matcher, row) for row, matcher in enumerate(matchers)],
             masks.ctypes.data,

@@ -6,7 +6,7 @@ to memory made beforehand, so that a whole step can be captured and replayed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, MoEW
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor
 
+Tap = Callable[[Tensor, AttentionMetadata], None]  # of a stream [T, H]
 LayerCache = tuple[Tensor, Tensor]  # keys and values [num_blocks, Hkv, block_size, D]
 
 
@@ -73,7 +74,7 @@ class Decoder:
             tables = rope_tables.tables
             layers.append(DecoderLayer(spec, layer, ops, cache, tables, ranks, next_norm, is_normed=is_normed))
         self._stream = weights.stream
-        self._layers: list[DecoderLayer | StreamedLayer] = [*layers]
+        self._layers: list[DecoderLayer | StreamedLayer | TappedLayer] = [*layers]
         if self._stream is not None:
             for number, index in enumerate(self._stream.indices):
                 self._layers[index] = StreamedLayer(layers[index], self._stream, number)
@@ -85,6 +86,10 @@ class Decoder:
         if config.embedding_rounded:
             dtype = final_norm.weights.weight.dtype
             self._embedding_multiplier = float(np.float32(config.embedding_multiplier).astype(dtype))
+
+    def tap(self, index: int, tap: Tap) -> None:
+        """Have every later forward call `tap` with the stream before layer `index`."""
+        self._layers[index] = TappedLayer(self._layers[index], tap)
 
     def forward(
         self,
@@ -276,3 +281,27 @@ class StreamedLayer:
         """As `DecoderLayer.add_halves`, after `attend_chosen`."""
         self._layer.add_halves(attended, stream, buffers)
         self._stream.release(self._number)
+
+
+class TappedLayer:
+    """A layer whose input something else reads."""
+
+    def __init__(self, layer: DecoderLayer | StreamedLayer | TappedLayer, tap: Tap) -> None:
+        self._layer = layer
+        self._tap = tap
+
+    def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.forward`."""
+        self._tap(stream, metadata)
+        self._layer.forward(stream, metadata, buffers)
+
+    def attend_chosen(
+        self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
+    ) -> tuple[Tensor, Tensor]:
+        """As `DecoderLayer.attend_chosen`; `add_halves` follows."""
+        self._tap(stream, metadata)
+        return self._layer.attend_chosen(stream, metadata, chosen, last, buffers)
+
+    def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
+        """As `DecoderLayer.add_halves`, after `attend_chosen`."""
+        self._layer.add_halves(attended, stream, buffers)

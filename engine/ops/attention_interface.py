@@ -32,6 +32,7 @@ class AttentionMetadata:
     context_lens: Tensor  # [R] int32, including this step's tokens
     max_seqlen_q: int
     max_context_len: int
+    verifies: bool = False  # rows are tokens with drafts: each query has the bits of a row of its own
 
 
 class HeadTransform(NamedTuple):

@@ -132,6 +132,14 @@ class LinearOps(LayerOps, CheckedOps):
                 self._adapted_linear(x, weight, stack, stack.selection.rows, prologue, epilogue, out)
         return out
 
+    def dequantize(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
+        """The elements [N, K] of a weight without an order of columns, in `dtype`, until the next call of this or of a
+        product."""
+        self._check(weight=weight)
+        require(weight.order is None and dtype in FLOAT_DTYPES, f"dequantize to {dtype}", weight)
+        dense = weight.dense
+        return dense if dense is not None and dense.dtype == dtype else self._dequantized(weight, dtype)
+
     def group_rows(self, rows: AdapterRows, num_slots: int) -> None:
         """Sort rows by slot into their `groups`, where products need that; once before the products of a step."""
         self._check(slots=rows.slots, groups=rows.groups)
@@ -165,6 +173,9 @@ class LinearOps(LayerOps, CheckedOps):
     @abstractmethod
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         """`matmul` by a weight of any format."""
+
+    @abstractmethod
+    def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor: ...
 
     @abstractmethod
     def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:

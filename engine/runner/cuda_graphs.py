@@ -123,15 +123,17 @@ class StepGraphs:
             short = self._short_steps.get(padded)
             is_short = short is not None and batch.context_lens.max(initial=0) <= self._short_context
             return short if is_short else self._steps[padded]
-        num_seqs = shape.num_seqs + 1  # one row takes the padded tokens
+        # One row takes the padded tokens. Beside prompts a draft's row is sampled several times.
+        num_seqs = max(shape.num_seqs + 1, shape.num_sampled)
         tokens = bisect_left(self._prompt_tokens, max(shape.num_tokens, num_seqs + 1))
-        if tokens == len(self._prompt_tokens):
+        seqs = bisect_left(self._prompt_seqs, num_seqs)
+        if tokens == len(self._prompt_tokens) or seqs == len(self._prompt_seqs):
             return None
-        seqs = self._prompt_seqs[bisect_left(self._prompt_seqs, num_seqs)]
-        return self._steps[self._prompt_shape(self._prompt_tokens[tokens], seqs)]
+        padded = self._prompt_shape(self._prompt_tokens[tokens], self._prompt_seqs[seqs])
+        return self._steps[padded] if padded.num_sampled >= shape.num_sampled else None
 
     def _find_verified(self, batch: StepBatch, shape: StepShape) -> StepGraph | None:
-        """Each token may be a row, and sampled; padded tokens are rows of their own."""
+        """Each token may be a row, and is sampled; padded tokens are rows of their own."""
         place = bisect_left(self._verified_sizes, shape.num_tokens)
         longest = int(np.diff(batch.cu_seqlens_q).max(initial=0))
         if place == len(self._verified_sizes) or longest > self._draft_tokens + 1:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.tensor import Buffer, Device, HostMemory, Mark, Tensor, int32
+
+if TYPE_CHECKING:
+    from tessera.engine.runner.model_runner import ModelRunner
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
 IN_FLIGHT = 2  # downloads at a time
@@ -32,13 +35,12 @@ class DraftRunner(Protocol):
         """As `ModelRunner.scratch`."""
         ...
 
-    def load(self, max_model_len: int, progress: Progress | None) -> None:
-        """Weights and buffers, for texts of at most so many tokens."""
+    def load(self, served: ModelRunner, progress: Progress | None) -> None:
+        """Weights and buffers, once those of the other model are loaded."""
         ...
 
-    def allocate(self, num_blocks: int, block_tables: Tensor, drafts: Tensor) -> None:
-        """Its part of the KV cache. `block_tables` are the other model's, and `drafts` [K, num_slots] int32 is where
-        draft tokens go."""
+    def allocate(self, served: ModelRunner) -> None:
+        """Its part of the other model's KV cache."""
         ...
 
     def capture(self) -> None:

@@ -145,13 +145,10 @@ class ModelRunner:
     def _make(self, progress: Progress | None) -> None:
         self._load(progress)
         if self.drafter is not None:
-            self.drafter.load(self.max_model_len, progress)
+            self.drafter.load(self, progress)
         self._allocate(self.config.num_kv_blocks or self._num_blocks_that_fit())
         if self.drafter is not None:
-            num_slots = self._newest.size
-            drafts = self._chosen_ids[num_slots:]
-            drafts = drafts.view(drafts.size // num_slots, num_slots)
-            self.drafter.allocate(self.num_kv_blocks, self._block_tables, drafts)
+            self.drafter.allocate(self)
         self.capture()
         if self.drafter is not None:
             self.drafter.capture()
@@ -248,6 +245,27 @@ class ModelRunner:
     def short_rope_len(self) -> int:
         """See `RopeTables.short_len`."""
         return self._rope_tables.short_len
+
+    @property
+    def weights(self) -> Weights:
+        return self._weights
+
+    @property
+    def block_tables(self) -> Tensor:
+        """[num_slots, blocks] int32, as they are before a step."""
+        return self._block_tables
+
+    @property
+    def drafts(self) -> Tensor:
+        """[K, num_slots] int32, where the draft model leaves its tokens."""
+        num_slots = self._newest.size
+        drafts = self._chosen_ids[num_slots:]
+        return drafts.view(drafts.size // num_slots, num_slots)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Most tokens of a step, those included that are computed again."""
+        return self._buffer_tokens
 
     @property
     def block_bytes(self) -> int:
@@ -358,14 +376,15 @@ class ModelRunner:
         """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end,
         `adapted` with their adapters."""
         self.ops.scatter(self._block_tables, *inputs.updates)
-        is_decode = inputs.shape.is_decode
+        shape = inputs.shape
+        samples_all = shape.is_decode or shape.verifies
         return self.decoder.forward(
             inputs.input_ids,
             inputs.attention,
-            None if is_decode else inputs.logits_indices,
+            None if shape.is_decode else inputs.logits_indices,
             self._buffers,
             sampled=self._chosen_ids,
-            last=None if is_decode or every_token else inputs.last_attention,
+            last=None if samples_all or every_token else inputs.last_attention,
             adapters=self._step_adapters(inputs) if adapted else None,
         )
 
@@ -489,6 +508,7 @@ class ModelRunner:
             head_dims=self.model.head_dims,
             rare_ops=self.model.rare_ops,
             e4m3_cache=self._kv_format.dtype == uint8,
+            drafts=self.config.speculation_settings is not None,
         )
         self._reserve_attention()
 

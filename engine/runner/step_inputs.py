@@ -23,9 +23,10 @@ NO_UPDATES = TableUpdates(*(np.empty(0, np.int32) for _ in fields(TableUpdates))
 
 @dataclass(frozen=True)
 class StepShape:
-    """Sizes of a step's arrays: tokens, sequences and sampled rows, and whether it verifies drafts.
+    """Sizes of a step's arrays: tokens, sequences and sampled rows, and whether it verifies drafts and does no more.
 
-    A decode has one token a sequence and samples each; only its sizes matter to what is launched.
+    A decode has one token a sequence and samples each; only its sizes matter to what is launched. A step that verifies
+    has a token and its draft, if any, of each sequence, and samples behind every token.
     """
 
     num_tokens: int
@@ -35,11 +36,11 @@ class StepShape:
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepShape:
-        return cls(batch.num_tokens, batch.num_seqs, batch.num_sampled, bool(batch.rounds))
+        return cls(batch.num_tokens, batch.num_seqs, batch.num_sampled, batch.verifies)
 
     @property
     def is_decode(self) -> bool:
-        # Rows of one sequence see each other's keys, so those of drafts are none, even where each has one token.
+        # Padded to a graph, a step that verifies has room for a row a token, but its rows have several.
         return self.num_tokens == self.num_seqs == self.num_sampled and not self.verifies
 
 
@@ -112,6 +113,7 @@ class StepInputs:
             context_lens=tensors["", "context_lens"],
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
+            verifies=shape.verifies,
         )
         # A sampled row's slot is its place in the tables, and the position of what it samples its length so far.
         positions = tensors["sampling", "positions"]

@@ -12,10 +12,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """Of a draft model: the longest text that it reads, and where the long form of its RoPE tables begins."""
+    """Of a draft model.
+
+    Attributes:
+        max_model_len: longest text that it reads.
+        short_rope_len: where the long form of its RoPE tables begins.
+        shift: it reads a token in the place of the one so many before, and the first ones not at all.
+    """
 
     max_model_len: int
     short_rope_len: int = 0
+    shift: int = 0
 
 
 class DraftKeys:

@@ -48,6 +48,7 @@ class ModelDrafts:
         most = min(most, self.most_tokens(sequence))
         if most <= 0:
             return []
+        sequence.num_drafter_tokens = max(sequence.num_drafter_tokens, self._limits.shift)
         missing = len(sequence.token_ids) - sequence.num_drafter_tokens
         if missing > PROMPT_ROOM:
             if not self._begin_reading(sequence):

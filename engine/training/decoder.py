@@ -135,10 +135,15 @@ class TrainableDecoder:
 
     def _linear(self, x: Variable, index: int, field: str) -> Variable:
         """The product with its bias, and what adapters of its modules add."""
-        f, parameter = self.functions, self.parameters.by_key[index, field, "weight"]
-        y = f.matmul(x, parameter.variable, self.parameters.optional(index, field, "bias"))
+        f, quantised = self.functions, self.parameters.quantised.get((index, field))
+        if quantised is not None:
+            parts, y = quantised.parts, f.frozen_linear(x, quantised.weight)
+        else:
+            parameter = self.parameters.by_key[index, field, "weight"]
+            parts = parameter.parts
+            y = f.matmul(x, parameter.variable, self.parameters.optional(index, field, "bias"))
         start = 0
-        for name, rows in parameter.parts:
+        for name, rows in parts:
             adapter = self.adapters.get(name.removesuffix(".weight"))
             if adapter is not None:
                 update = f.matmul(f.matmul(x, adapter.a), adapter.b)

@@ -58,12 +58,17 @@ class Adapter:
     factor: float
 
 
-def adapted_modules(parameters: Parameters) -> Iterator[tuple[str, int, int, Parameter]]:
-    """Every projection of the layers that can have an adapter: module, rows, columns, and where its weight is."""
+def adapted_modules(parameters: Parameters) -> Iterator[tuple[str, int, int, Parameter | None]]:
+    """Every projection of the layers that can have an adapter: module, rows, columns, and where its weight is, None
+    where it is quantised."""
     for (layer, field, kind), parameter in parameters.by_key.items():
         if layer is not None and field in PROJECTIONS and kind == "weight":
             for name, rows in parameter.parts:
                 yield name.removesuffix(".weight"), rows, parameter.variable.shape[1], parameter
+    for (layer, field), matrix in parameters.quantised.items():
+        if layer is not None and field in PROJECTIONS:
+            for name, rows in matrix.parts:
+                yield name.removesuffix(".weight"), rows, matrix.weight.shape[1], None
 
 
 def make_adapters(
@@ -172,9 +177,11 @@ def load_adapter(folder: Path, parameters: Parameters, device: Device) -> tuple[
 
 
 def merge(parameters: Parameters, adapters: Mapping[str, Adapter], ops: Ops) -> None:
-    """W += factor * B A in place, computed in float32 and rounded once."""
+    """W += factor * B A in place, computed in float32 and rounded once. Raises: ConfigError where W is quantised."""
     start_of: dict[int, int] = {}
     for module, rows, columns, parameter in adapted_modules(parameters):
+        if parameter is None:
+            raise ConfigError(f"{module} is quantised, so that no adapter can be merged into it")
         start = start_of.get(id(parameter), 0)
         start_of[id(parameter)] = start + rows
         adapter = adapters.get(module)

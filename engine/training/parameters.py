@@ -12,12 +12,15 @@ import numpy as np
 
 from tessera.engine.autograd.variable import Variable
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.formats import LinearWeight
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.specs import MoESpec
 from tessera.engine.models.weights.build import Field, MatrixField, NormField, layer_fields, model_fields
 from tessera.engine.models.weights.checkpoint_source import HEADS, PROJECTIONS, CheckpointSource
+from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
+from tessera.engine.models.weights.quantised_source import QuantisedSource
 from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, float32, from_numpy
@@ -58,12 +61,30 @@ class Parameter:
             yield name, from_numpy(part.numpy().T.copy(), part.device) if self.transposed else part
 
 
-class Parameters:
-    """All parameters of a decoder by layer, field and kind."""
+@dataclass(frozen=True, eq=False)
+class QuantisedMatrix:
+    """A weight with its bias that is not trained; `parts` as of a Parameter."""
 
-    def __init__(self, config: ModelConfig, by_key: dict[Key, Parameter]) -> None:
+    weight: LinearWeight
+    parts: tuple[tuple[str, int], ...]
+
+
+class Parameters:
+    """All parameters of a decoder by layer, field and kind.
+
+    Attributes:
+        quantised: matrices that are none, by layer and field.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        by_key: dict[Key, Parameter],
+        quantised: dict[tuple[int | None, str], QuantisedMatrix] | None = None,
+    ) -> None:
         self.config = config
         self.by_key = by_key
+        self.quantised = quantised or {}
 
     def __iter__(self) -> Iterator[Parameter]:
         return iter(self.by_key.values())
@@ -93,19 +114,25 @@ class _Source(ABC):
     """Gives the value of one field after the other."""
 
     @abstractmethod
-    def values(self, field: Field, layer: int | None) -> dict[str, Tensor]:
-        """By kind."""
+    def values(self, field: Field, layer: int | None) -> dict[str, Tensor] | LinearWeight:
+        """By kind, or a matrix that is quantised."""
 
 
 class _Stored(_Source):
-    def __init__(self, source: CheckpointSource) -> None:
-        self._source = source
+    """Quantised embeddings and heads become dense: they are looked up, and multiplied in chunks."""
 
-    def values(self, field: Field, layer: int | None) -> dict[str, Tensor]:
+    def __init__(self, source: CheckpointSource, ops: Ops) -> None:
+        self._source = source
+        self._ops = ops
+
+    def values(self, field: Field, layer: int | None) -> dict[str, Tensor] | LinearWeight:
         if isinstance(field, MatrixField):
             linear = self._source.linear(field, layer)
-            assert linear.dense is not None, "a checkpoint in 16 or 32 bits is dense"
             weight, bias = linear.dense, linear.bias
+            if weight is None and layer is None:
+                weight = self._ops.dequantize(linear, self._source.dtype).clone()
+            if weight is None:
+                return linear
         else:
             assert isinstance(field, NormField), "only mixtures have other vectors"
             norm = self._source.norm(field, layer)
@@ -137,7 +164,7 @@ class _Initial(_Source):
 
 
 def load_parameters(folder: Path, ops: Ops, dtype: np.dtype[Any] = float32) -> Parameters:
-    """Those of a model folder in `dtype`, all of which require gradients.
+    """Those of a model folder in `dtype`, all of which require gradients; quantised matrices are none.
 
     Raises: ConfigError where the model cannot be trained; ModelError as `load_weights`.
     """
@@ -145,10 +172,15 @@ def load_parameters(folder: Path, ops: Ops, dtype: np.dtype[Any] = float32) -> P
         raise ConfigError(f"{folder} is a GGUF file; models are trained from folders with safetensors")
     config = load_config(folder)
     check_trainable(config, str(folder))
-    with CheckpointSource(Checkpoint(folder), config, dtype, ops, None) as source:
+    checkpoint = Checkpoint(folder)
+    if config.quantisation is None:
+        opened = CheckpointSource(checkpoint, config, dtype, ops, None)
+    else:
+        opened = QuantisedSource(QuantisedCheckpoint(checkpoint, config.quantisation), config, dtype, ops, None)
+    with opened as source:
         if not source.has_head:
             raise ConfigError(f"{folder} has no head, so it makes embeddings, not text, and cannot be trained")
-        return _collect(source.config, _Stored(source))
+        return _collect(source.config, _Stored(source, ops))
 
 
 def initial_parameters(config: ModelConfig, ops: Ops, dtype: np.dtype[Any] = float32, *, seed: int) -> Parameters:
@@ -165,7 +197,6 @@ def check_trainable(config: ModelConfig, source: str) -> None:
         "is an encoder": config.is_encoder,
         "is a classifier": config.classifier is not None,
         "is a mixture of experts": any(isinstance(layer.mlp, MoESpec) for layer in config.layers),
-        "is quantised": config.quantisation is not None,
         "is part of a multimodal model": config.is_text_part,
         "limits its logits": config.logits_soft_cap is not None,
         "limits its attention scores": any(spec.soft_cap is not None for spec in attentions),
@@ -189,15 +220,28 @@ def check_trainable(config: ModelConfig, source: str) -> None:
 
 def _collect(config: ModelConfig, source: _Source) -> Parameters:
     found: dict[Key, Parameter] = {}
+    quantised: dict[tuple[int | None, str], QuantisedMatrix] = {}
     fields: list[tuple[Field, int | None]] = [(field, None) for field in model_fields(config)]
     for layer, spec in enumerate(config.layers):
         fields += [(field, layer) for field in layer_fields(spec, config.hidden_size)]
     for field, place in fields:
-        for kind, value in source.values(field, place).items():
+        values = source.values(field, place)
+        if isinstance(values, LinearWeight):
+            quantised[place, field.name] = _quantised(config, field, place, values)
+            continue
+        for kind, value in values.items():
             name = f"{field.name}.{kind}" if place is None else f"{place}.{field.name}.{kind}"
             parts, transposed = _stored_parts(config, field, kind, place)
             found[place, field.name, kind] = Parameter(name, Variable(value, requires_grad=True), parts, transposed)
-    return Parameters(config, found)
+    return Parameters(config, found, quantised)
+
+
+def _quantised(config: ModelConfig, field: Field, layer: int | None, weight: LinearWeight) -> QuantisedMatrix:
+    parts, _ = _stored_parts(config, field, "weight", layer)
+    if weight.order is not None:
+        reason = "has columns in another order (act-order), and such a model cannot be trained here"
+        raise ConfigError(f"{parts[0][0]} {reason}")
+    return QuantisedMatrix(weight, parts)
 
 
 def _stored_parts(

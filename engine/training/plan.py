@@ -10,6 +10,7 @@ from typing import Any, Generic
 import numpy as np
 
 from tessera.engine.autograd.functions import Functions
+from tessera.engine.contract.errors import ConfigError
 from tessera.engine.models.config import load_config
 from tessera.engine.tensor import CPU, Device, float32
 from tessera.engine.training.decoder import TrainableDecoder
@@ -135,6 +136,8 @@ class _Base:
         if plan.device_share < 1:
             f.pace = DeviceShare(plan.device, plan.device_share)
         f.training.prepare(plan.dtype, {layer.attention.head_dim for layer in self.parameters.config.layers})
+        if self.parameters.quantised and plan.lora is None:
+            raise ConfigError(f"{plan.name} is quantised, and of such a model only adapters can be trained")
         self.adapters: dict[str, Adapter] = {}
         self.trained: list[Parameter] = list(self.parameters)
         if plan.lora is not None:

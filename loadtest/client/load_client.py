@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from time import perf_counter
 
-import httpx2
+import httpx
 import msgspec
 import orjson
 
@@ -55,8 +55,8 @@ class LoadClient:
         # Below httpx's client: its merging of URLs and headers, cookies and redirects cost 100 us a request, during
         # which a burst of requests delays the other streams.
         self._transport = Transport(insecure=target.insecure)
-        self._url = httpx2.URL(target.url)
-        self._headers = httpx2.Headers({**_HEADERS, **target.headers})
+        self._url = httpx.URL(target.url)
+        self._headers = httpx.Headers({**_HEADERS, **target.headers})
         self.done = 0
         self.failed = 0
         self._sent = 0
@@ -85,7 +85,7 @@ class LoadClient:
 
     async def connect(self, count: int) -> None:
         """Open connections ahead of the first requests, which report a server that cannot be reached."""
-        with contextlib.suppress(httpx2.HTTPError):
+        with contextlib.suppress(httpx.HTTPError):
             await self._transport.connect(self._url, count)
 
     async def close(self) -> None:
@@ -97,9 +97,9 @@ class LoadClient:
         extensions = {SINK: completion.receive} if self._target.stream else {}
         headers = self._headers
         if self._target.request_id is not None:
-            headers = httpx2.Headers({**headers, "x-request-id": f"{self._target.request_id}{self._sent}"})
+            headers = httpx.Headers({**headers, "x-request-id": f"{self._target.request_id}{self._sent}"})
         self._sent += 1
-        request = httpx2.Request("POST", self._url, content=body, headers=headers, extensions=extensions)
+        request = httpx.Request("POST", self._url, content=body, headers=headers, extensions=extensions)
         start = perf_counter()  # only now: the time to build the request is not the server's
         try:
             await asyncio.wait_for(self._exchange(request, completion), self._target.timeout)
@@ -108,15 +108,15 @@ class LoadClient:
         except asyncio.CancelledError:
             completion.fail(INTERRUPTED, "the load test was stopped")
             raise
-        except httpx2.ConnectError as error:
+        except httpx.ConnectError as error:
             completion.fail("no connection", str(error))
-        except httpx2.HTTPError as error:
+        except httpx.HTTPError as error:
             completion.fail("connection broken", str(error))
         finally:
             self._record(start, completion)
         return completion
 
-    async def _exchange(self, request: httpx2.Request, completion: TimedCompletion) -> None:
+    async def _exchange(self, request: httpx.Request, completion: TimedCompletion) -> None:
         response = await self._transport.handle_async_request(request)
         try:
             content = await response.aread()

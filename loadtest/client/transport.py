@@ -1,4 +1,4 @@
-"""HTTP/1.1 below httpx2, cheap enough that a load test times the server and not its client.
+"""HTTP/1.1 below httpx, cheap enough that a load test times the server and not its client.
 
 With 64 streams of 83 chunks/s: 82,000 chunks per CPU second, 0.10 ms median delay; aiohttp 3.14: 41,000, 0.16 ms.
 """
@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import httptools
-import httpx2
+import httpx
 
 SINK = "sink"
 
 
-class Transport(httpx2.AsyncBaseTransport):
-    """httptools on asyncio protocols below httpx2; connections are kept alive, no proxies, no HTTP/2.
+class Transport(httpx.AsyncBaseTransport):
+    """httptools on asyncio protocols below httpx; connections are kept alive, no proxies, no HTTP/2.
 
     httpx's own transport spends 50 to 80 us on each chunk of a stream, too much for a server that streams 40,000
     tokens a second. Here a request may carry the extension `sink`, a function that gets each part of a body with
@@ -30,7 +30,7 @@ class Transport(httpx2.AsyncBaseTransport):
         self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
         self._tls: ssl.SSLContext | None = None
 
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         origin = _origin(request.url)
         connection = self._take_idle(origin) or await self._connect(origin)
         content = await request.aread()
@@ -40,13 +40,13 @@ class Transport(httpx2.AsyncBaseTransport):
             connection.abort()
             raise
         body = _Body(connection, self._idle.setdefault(origin, []))
-        return httpx2.Response(connection.status, headers=connection.headers, stream=body)
+        return httpx.Response(connection.status, headers=connection.headers, stream=body)
 
-    async def connect(self, url: httpx2.URL, count: int) -> None:
+    async def connect(self, url: httpx.URL, count: int) -> None:
         """Open `count` connections to the host of `url`, for later requests.
 
         Raises:
-            httpx2.ConnectError: there is no server.
+            httpx.ConnectError: there is no server.
         """
         origin = _origin(url)
         self._idle.setdefault(origin, []).extend([await self._connect(origin) for _ in range(count)])
@@ -62,13 +62,13 @@ class Transport(httpx2.AsyncBaseTransport):
     async def _connect(self, origin: tuple[str, str, int]) -> _Connection:
         scheme, host, port = origin
         if scheme == "https" and self._tls is None:
-            self._tls = httpx2.create_ssl_context(verify=not self._insecure)
+            self._tls = httpx.create_ssl_context(verify=not self._insecure)
         tls = self._tls if scheme == "https" else None
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(_Connection, host, port, ssl=tls)
         except OSError as error:
-            raise httpx2.ConnectError(str(error)) from error
+            raise httpx.ConnectError(str(error)) from error
         return connection
 
     async def aclose(self) -> None:
@@ -81,17 +81,17 @@ class Transport(httpx2.AsyncBaseTransport):
 _PORTS = {"http": 80, "https": 443}
 
 
-def _origin(url: httpx2.URL) -> tuple[str, str, int]:
+def _origin(url: httpx.URL) -> tuple[str, str, int]:
     return url.scheme, url.host, url.port or _PORTS[url.scheme]
 
 
-def _head(request: httpx2.Request) -> bytes:
+def _head(request: httpx.Request) -> bytes:
     lines = [b"%s %s HTTP/1.1" % (request.method.encode(), request.url.raw_path)]
     lines += [b"%s: %s" % header for header in request.headers.raw]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-class _Body(httpx2.AsyncByteStream):
+class _Body(httpx.AsyncByteStream):
     """The parts that came without a sink. Closing it frees the connection, or ends one that still receives."""
 
     def __init__(self, connection: _Connection, idle: list[_Connection]) -> None:
@@ -136,7 +136,7 @@ class _Connection(asyncio.Protocol):
         """Send a request; returns when the head of the response has arrived.
 
         Raises:
-            httpx2.RemoteProtocolError: the connection ended first, or the response is not HTTP.
+            httpx.RemoteProtocolError: the connection ended first, or the response is not HTTP.
         """
         self._sink = sink
         self._head, self._end = self._loop.create_future(), self._loop.create_future()
@@ -161,14 +161,14 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(httpx2.RemoteProtocolError(f"not HTTP: {error}"))
+            self._fail(httpx.RemoteProtocolError(f"not HTTP: {error}"))
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed = True
         if self._ends_with_connection and error is None:
             self.on_message_complete()
-        self._fail(httpx2.RemoteProtocolError("the connection ended before the response was complete"))
+        self._fail(httpx.RemoteProtocolError("the connection ended before the response was complete"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name, value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import httpx2
+import httpx
 
 from tessera.loadtest.workload.jobs import Job
 from tessera.options.errors import OptionError
@@ -18,10 +18,10 @@ def first_model(url: str, headers: Mapping[str, str], *, insecure: bool) -> str:
     """The first model that the server lists.
 
     Raises:
-        httpx2.HTTPError: the server cannot be reached, or refuses.
+        httpx.HTTPError: the server cannot be reached, or refuses.
         OptionError: it lists none.
     """
-    response = httpx2.get(f"{url}/v1/models", headers=dict(headers), timeout=TIMEOUT, verify=not insecure)
+    response = httpx.get(f"{url}/v1/models", headers=dict(headers), timeout=TIMEOUT, verify=not insecure)
     response.raise_for_status()
     try:
         return str(response.json()["data"][0]["id"])
@@ -35,7 +35,7 @@ def wait_until_ready(url: str, headers: Mapping[str, str], job: Job | None, seco
     Raises: OptionError after `seconds`, with the last failure.
     """
     deadline = time.monotonic() + seconds
-    with httpx2.Client(headers=dict(headers), verify=not insecure) as client:
+    with httpx.Client(headers=dict(headers), verify=not insecure) as client:
         while True:
             left = deadline - time.monotonic()
             try:
@@ -44,10 +44,10 @@ def wait_until_ready(url: str, headers: Mapping[str, str], job: Job | None, seco
                 else:
                     json = {"content-type": "application/json"}
                     response = client.post(url, content=job.body, headers=json, timeout=max(left, 0.1))
-                if response.status_code == httpx2.codes.OK:
+                if response.status_code == httpx.codes.OK:
                     return
                 failure = f"status {response.status_code}: {response.text[:200].strip()}"
-            except httpx2.HTTPError as error:
+            except httpx.HTTPError as error:
                 failure = str(error) or type(error).__name__
             if time.monotonic() + INTERVAL > deadline:
                 raise OptionError(f"the server is not ready after {seconds:g} s: {failure}")

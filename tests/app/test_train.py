@@ -22,6 +22,7 @@ from tessera.app.training.lines import read_lines
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.driver import FoundDevice
 from tests.support.paths import BUILTIN, ROOT
+from tests.support.quantisers import SCHEMES, quantised_model
 
 USER: dict[str, Any] = {"role": "user", "content": "Hello!"}
 REPLY: dict[str, Any] = {"role": "assistant", "content": "Good day."}
@@ -234,6 +235,16 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     ):
         assert main(["train", *arguments]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--lora"]])
+def test_of_a_quantised_model_an_adapter_alone_is_trained(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quantised, _ = quantised_model(tmp_path, SCHEMES["awq"])
+    data = write(tmp_path / "chats.jsonl", {"messages": [USER, REPLY]})
+    assert main(["train", str(quantised), "--data", str(data), "--output", str(tmp_path / "out"), *options]) == 2
+    assert "is quantised; an adapter of it can be trained: --lora --no-merge" in capsys.readouterr().err
 
 
 def test_a_gpu_that_is_not_there_is_one_sentence(

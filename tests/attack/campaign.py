@@ -27,6 +27,8 @@ PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "faults": faults.run,
 }
 SHARES = {"fuzz": 0.62, "raw": 0.15, "amplification": 0.02, "disconnects": 0.15, "overload": 0.05, "faults": 0.01}
+MOST = {"amplification": 3000, "faults": 300}  # requests; each of these costs as much as hundreds of the others
+TIME_WEIGHTS = {"fuzz": 8, "raw": 2, "amplification": 1, "disconnects": 3, "overload": 2, "faults": 1}
 WATCH_INTERVAL = 0.25  # seconds
 LATEST = 300.0  # seconds beyond its time after which a part is given up
 
@@ -66,10 +68,11 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     is_over = asyncio.Event()
     watcher = asyncio.create_task(_watch(target, findings, is_over))
     flock = asyncio.create_task(canaries.watch())
-    total = sum(SHARES[part] for part in plan.parts)
-    for name in plan.parts:
-        share = SHARES[name] / total
-        one = attack(name, max(1, int(share * plan.num_requests)), plan.seconds / len(plan.parts))
+    numbers = requests_by_part(plan)
+    end = time.monotonic() + plan.seconds
+    for place, name in enumerate(plan.parts):
+        seconds = max(end - time.monotonic(), 0.0) * TIME_WEIGHTS[name]
+        one = attack(name, numbers[name], seconds / sum(TIME_WEIGHTS[part] for part in plan.parts[place:]))
         findings.parts[name] = canaries.part = one.part
         engines = set(target.children(ENGINE))
         begin = time.monotonic()
@@ -97,6 +100,17 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     findings.stalls = target.stalls()[num_stalls:]
     findings.tracebacks = target.log().count(TRACEBACK)
     return findings
+
+
+def requests_by_part(plan: Plan) -> dict[str, int]:
+    """As the shares have it; what a part may not have of its share goes to the others."""
+    total = sum(SHARES[name] for name in plan.parts)
+    numbers = {name: max(1, int(SHARES[name] / total * plan.num_requests)) for name in plan.parts}
+    numbers |= {name: min(numbers[name], most) for name, most in MOST.items() if name in numbers}
+    others = [name for name in plan.parts if name not in MOST]
+    rest = plan.num_requests - sum(numbers[name] for name in plan.parts if name in MOST)
+    total = sum(SHARES[name] for name in others)
+    return numbers | {name: max(1, round(SHARES[name] / total * rest)) for name in others}
 
 
 async def _watch(target: Target, findings: Findings, is_over: asyncio.Event) -> None:

@@ -96,6 +96,12 @@ class Canaries:
             await asyncio.sleep(PAUSE)
 
     @property
+    def quiet(self) -> str:
+        """The times that the slowest canary is held against."""
+        times = [f"{one.name} {1000 * one.quiet_seconds:.1f} ms" for one in self._canaries]
+        return ", ".join([*times, f"a step {1000 * self.step_seconds:.1f} ms"])
+
+    @property
     def num_kinds(self) -> int:
         return len(self._canaries)
 

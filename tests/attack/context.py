@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,10 +33,19 @@ class Attack:
     end: float  # time.monotonic()
     part: Part = field(default_factory=Part)
     own_kills: int = 0  # engines that the attack has killed itself
+    rate: float = math.inf  # requests per second at most, where a part sends them one at a time
+    _next: float = 0.0  # time.monotonic() of the next request
 
     @property
     def is_over(self) -> bool:
         return self.part.requests >= self.num_requests or time.monotonic() >= self.end
+
+    async def is_due(self) -> bool:
+        """Wait until `rate` allows one more request; False if the part is over."""
+        now = time.monotonic()
+        begin, self._next = self._next, max(self._next, now) + 1 / self.rate
+        await asyncio.sleep(min(begin, self.end) - now)
+        return not self.is_over
 
     def note(self, what: str, answer: Answer | None) -> None:
         """Count a request and its answer, None for none."""
@@ -74,7 +84,7 @@ class Attack:
         async def one() -> None:
             while not self.is_over:
                 async with self._kept() as connection:
-                    while connection is not None and connection.is_open and not self.is_over:
+                    while connection is not None and connection.is_open and await self.is_due():
                         await send(connection)
 
         await asyncio.gather(*(one() for _ in range(NUM_CONNECTIONS)))

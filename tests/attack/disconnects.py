@@ -18,7 +18,7 @@ PATIENCE = 5.0  # seconds for what is waited for
 
 async def run(attack: Attack) -> None:
     async def one() -> None:
-        while not attack.is_over:
+        while await attack.is_due():
             connection = await attack.connect()
             if connection is None:
                 attack.note("disconnect", None)

@@ -14,7 +14,7 @@ SEQUENCES = 64  # at a time, the default on the CPU
 
 async def run(attack: Attack) -> None:
     async def one() -> None:
-        while not attack.is_over:
+        while await attack.is_due():
             body = {
                 "model": attack.model,
                 "prompt": "Once upon a time " * attack.rng.choice((1, 1, 10)),

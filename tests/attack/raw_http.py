@@ -197,7 +197,7 @@ async def run(attack: Attack) -> None:
         await asyncio.gather(_slow_senders(attack), _slow_readers(attack))
 
     async def one() -> None:
-        while not attack.is_over:
+        while await attack.is_due():
             form = rng.choice(FORMS)
             await _send_form(attack, mutated(rng, form) if rng.random() < 0.6 else form)
 

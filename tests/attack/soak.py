@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import statistics
 import sys
@@ -22,7 +23,7 @@ import uvloop
 
 import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from docs.generate.svg import LIGHT, line, picture, text
-from tests.attack import disconnects, fuzz, overload, raw_http
+from tests.attack import amplification, disconnects, fuzz, overload, raw_http
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import CANARY_FACTOR, MEMORY_GROWTH, Findings, Part
@@ -30,7 +31,8 @@ from tests.attack.target import CANARY, Target, memory_of, num_descriptors, runn
 from tests.support.paths import ROOT
 from tests.support.server_fixture import write_tiny_model
 
-PARTS = (fuzz, raw_http, disconnects, overload)
+# Faults are left out: they replace processes, whose memory then begins anew.
+WEIGHTS = {fuzz: 6, raw_http: 4, disconnects: 6, overload: 3, amplification: 1}
 TURN = 20.0  # seconds of one part
 SAMPLE = 10.0  # seconds
 WARM_UP = 0.2  # share of the time after which memory and latency must be flat
@@ -44,26 +46,30 @@ class Sample:
     """One look at the server. Times are seconds, memory bytes."""
 
     at: float
+    attack: str  # module of the part under way
     memory: int
     descriptors: int
     requests: int
     canary: float  # median since the sample before, as a multiple of its quiet time
-    slowest_canary: float
+    slowest_canary: float  # as a multiple of what it may take: its quiet time and a step
 
 
 class Soak:
-    def __init__(self, target: Target, model: str, seed: int, seconds: float) -> None:
+    def __init__(self, target: Target, model: str, seed: int, seconds: float, rate: float) -> None:
         self._target = target
         self._model = model
         self._rng = random.Random(seed)
         self._seconds = seconds
+        self._rate = rate
         self._canaries = Canaries(target.wire, model)
         self._multiples: list[float] = []
         self.part = Part()
         self.samples: list[Sample] = []
+        self._attack = ""
 
     async def run(self) -> None:
         await self._canaries.learn()
+        print(f"quiet: {self._canaries.quiet}", flush=True)
         self._canaries.on_right = self._multiples.append
         self._canaries.part = self.part
         document = json.loads((await self._target.wire.get("/openapi.json", key=CANARY)).body)
@@ -72,13 +78,15 @@ class Soak:
         flock = asyncio.create_task(self._canaries.watch())
         sampler = asyncio.create_task(self._sample(begin))
         while time.monotonic() < end and self._target.is_alive():
-            part = self._rng.choice(PARTS)
+            (part,) = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+            self._attack = part.__name__.rpartition(".")[2]
             turn = min(TURN, end - time.monotonic())
             attack = Attack(
                 *(self._target, Findings(), self._canaries, document, self._model, self._rng),
                 num_requests=10**9,
                 end=time.monotonic() + turn,
                 part=self.part,
+                rate=self._rate,
             )
             await part.run(attack)
         self._canaries.stop()
@@ -92,14 +100,16 @@ class Soak:
             if not found:
                 continue
             pids = self._target.own_pids()
+            slowest, self.part.slowest_canary = self.part.slowest_canary, 0.0
             self.samples.append(
                 Sample(
                     at=time.monotonic() - begin,
+                    attack=self._attack,
                     memory=sum(map(memory_of, pids)),
                     descriptors=sum(map(num_descriptors, pids)),
                     requests=self.part.requests,
                     canary=statistics.median(found),
-                    slowest_canary=max(found),
+                    slowest_canary=slowest,
                 )
             )
 
@@ -118,7 +128,7 @@ def verdict(samples: Sequence[Sample]) -> list[tuple[str, bool]]:
     return [
         (f"memory grew to {memory:.1%}, allowed {1 + MEMORY_GROWTH:.0%}", memory <= 1 + MEMORY_GROWTH),
         (f"the median canary's time grew to {latency:.0%}, allowed {LATENCY_GROWTH:.0%}", latency <= LATENCY_GROWTH),
-        (f"the slowest canary took {slowest:.1f} times its quiet time", slowest <= CANARY_FACTOR),
+        (f"the slowest canary took {slowest:.1f} times its quiet time and a step", slowest <= CANARY_FACTOR),
     ]
 
 
@@ -148,7 +158,7 @@ def write(samples: Sequence[Sample], folder: Path) -> None:
     plots: dict[str, tuple[str, Callable[[Sample], float], str]] = {
         "memory": ("Memory of the server's processes", lambda one: one.memory / 2**20, "MiB"),
         "latency": ("Median canary, beside its quiet time", lambda one: one.canary, "x"),
-        "slowest": ("Slowest canary, beside its quiet time", lambda one: one.slowest_canary, "x"),
+        "slowest": ("Slowest canary, beside its quiet time and a step", lambda one: one.slowest_canary, "x"),
         "descriptors": ("Descriptors", lambda one: one.descriptors, ""),
     }
     for name, (title, value, unit) in plots.items():
@@ -158,6 +168,7 @@ def write(samples: Sequence[Sample], folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.attack.soak", description=__doc__)
     parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--rate", type=float, default=math.inf, help="hostile requests per second at most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=FOLDER)
     given = parser.parse_args()
@@ -166,7 +177,7 @@ def main() -> int:
         model = write_tiny_model(folder / "tiny")
         command = serve_command(str(model), folder, "--api-workers", "2", "--log-level", "error")
         with running(command, folder) as target:
-            soak = Soak(target, model.name, given.seed, 3600 * given.hours)
+            soak = Soak(target, model.name, given.seed, 3600 * given.hours, given.rate)
             uvloop.run(soak.run())
             is_alive = target.is_alive()
     write(soak.samples, given.out)

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tests.attack.broken_server import FAULTS
-from tests.attack.campaign import Plan, run
+from tests.attack.campaign import PARTS, Plan, requests_by_part, run
 from tests.attack.findings import Findings, promises
 from tests.attack.fuzz import Fuzzer
 from tests.attack.report import show
@@ -109,7 +109,7 @@ def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
 
 
 def test_a_soak_is_judged_by_memory_and_latency(tmp_path: Path) -> None:
-    flat = [Sample(60.0 * i, 2**28 + i % 3, 50, 100 * i, 1.0 + i % 2 / 10, 3.0) for i in range(1, 60)]
+    flat = [Sample(60.0 * i, "fuzz", 2**28 + i % 3, 50, 100 * i, 1.0 + i % 2 / 10, 3.0) for i in range(1, 60)]
     assert [kept for _, kept in verdict(flat)] == [True, True, True]
     grown_by: tuple[dict[str, Any], ...] = ({"memory": 2**29}, {"canary": 4.0}, {"slowest_canary": 12.0})
     for index, changes in enumerate(grown_by):
@@ -118,6 +118,15 @@ def test_a_soak_is_judged_by_memory_and_latency(tmp_path: Path) -> None:
     write(flat, tmp_path)
     assert "<polyline" in (tmp_path / "memory.svg").read_text()
     assert len(list(tmp_path.glob("*.svg"))) == 4
+
+
+def test_a_million_requests_are_not_of_the_dear_parts() -> None:
+    numbers = requests_by_part(Plan(list(PARTS), 10**6, 60.0, SEED))
+    assert abs(sum(numbers.values()) - 10**6) < 10
+    assert (numbers["amplification"], numbers["faults"]) == (3000, 300)
+    assert numbers["fuzz"] > 600_000
+    assert requests_by_part(Plan(["fuzz"], 200, 60.0, SEED)) == {"fuzz": 200}
+    assert requests_by_part(Plan(["faults"], 200, 60.0, SEED)) == {"faults": 200}
 
 
 def test_the_fuzzer_sends_the_same_for_the_same_seed_and_reaches_every_operation(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@
 
 `held` has random weights, and holds acceptance at --acceptance for each draft token, whatever is sampled: look-up runs,
 its drafts are replaced, and of each as many tokens count as a generator says. With --method draft_model a model of
-Qwen3-0.6B's shape computes drafts. The time of a step with a draft against one without is there too. `texts` is a real
-model (the built-in one) that copies, reverses a list and fills JSON, with real acceptance. Each line is JSON.
+Qwen3-0.6B's shape computes drafts, with eagle3 a head. The time of a step with a draft against one without is there
+too. `texts` is a real model (the built-in one) that copies, reverses a list and fills JSON, with real acceptance. Each
+line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import tokenizers
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, TokenIds
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
-from tessera.engine.contract.speculation.settings import SpeculationMethod
+from tessera.engine.contract.speculation.settings import MODEL_METHODS, SpeculationMethod
 from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.process import load_engine
 from tessera.engine.speculation.drafting import Drafting
@@ -137,6 +138,14 @@ def start(folder: Path, given: argparse.Namespace, mode: str, most: int, **setti
     return core
 
 
+def write_head(root: Path, served: dict[str, Any]) -> Path:
+    """config.json of an EAGLE-3 head with 32,000 tokens, for dummy weights."""
+    head = {**served, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32_000}
+    (root / "head").mkdir()
+    (root / "head" / "config.json").write_text(json.dumps(head))
+    return root / "head"
+
+
 def measure_held(given: argparse.Namespace) -> None:
     rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as root, Held(given.acceptance, given.seed):
@@ -144,7 +153,9 @@ def measure_held(given: argparse.Namespace) -> None:
         if given.method == "draft_model":
             shape = {**QWEN3_06B, "vocab_size": CONFIGS[given.model]["vocab_size"]}
             given.draft_model = given.draft_model or str(write_model(Path(root), "draft", shape))
-            HeldDrafting.is_computed = True
+        if given.method == "eagle3":
+            given.draft_model = given.draft_model or str(write_head(Path(root), CONFIGS[given.model]))
+        HeldDrafting.is_computed = given.method in MODEL_METHODS
         for mode in MODES:
             length = given.input_tokens + given.output_tokens
             core = start(folder, given, mode, max(given.streams), load_format="dummy", seed=1, max_model_len=length)

@@ -85,13 +85,17 @@ def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch]) -> dict[
 
 
 def profile(runner: ModelRunner, rows: int, context: int) -> list[tuple[str, int, float]]:
-    """Kernel name, calls and microseconds of one step, longest first; through PyTorch's profiler."""
+    """As `profile_batches`, of a decode step."""
+    prepared = DecodeSteps(runner, rows, context).batches()
+    return profile_batches(runner, [next(prepared) for _ in range(8)])
+
+
+def profile_batches(runner: ModelRunner, batches: list[StepBatch]) -> list[tuple[str, int, float]]:
+    """Kernel name, calls and microseconds of one of eight steps, longest first; through PyTorch's profiler."""
     import torch
     from torch.profiler import ProfilerActivity
 
     torch.cuda.init()
-    prepared = DecodeSteps(runner, rows, context).batches()
-    batches = [next(prepared) for _ in range(8)]
     for batch in batches[:4]:
         runner.execute(batch)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as found:

@@ -32,6 +32,7 @@ DEVICES = {
 BATCH_INVARIANT = ("h200", "a100")
 FEATURES = [(6144, 4096), (14336, 4096), (4096, 14336), (1024, 3072), (3072, 1024), (100, 72)]  # of result and x
 ROWS = [1, 3, 8, 16, 17, 32, 33, 64, 65, 200, 1000, 1024, 1280, 8192]
+DRAFTS = [([8], [384]), ([8] * 16, [384] * 16), ([3, 1, 16], [300, 9, 9000])]
 STEPS = [([1], [3000]), ([1] * 8, [2048] * 8), ([1] * 40, [2049] * 40), ([300, 1], [300, 9]), ([2000], [9000])]
 
 
@@ -96,8 +97,11 @@ def fp8_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callab
         yield f"normed gated {name}", partial(ops.linear, x, weight, prologue=norm, epilogue=gate, out=half)
 
 
-def attention_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callable[[], object]]]:
-    for head_dim, (heads, kv_heads), (queries, contexts) in product((64, 72, 80, 128, 256), ((32, 8), (4, 4)), STEPS):
+def attention_problems(
+    ops: CudaOps, device: GridDevice, *, drafts: bool = False
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    steps = DRAFTS if drafts else STEPS
+    for head_dim, (heads, kv_heads), (queries, contexts) in product((64, 72, 80, 128, 256), ((32, 8), (4, 4)), steps):
         tokens, rows, width = sum(queries), len(queries), -(-max(contexts) // 16)
         metadata = AttentionMetadata(
             positions=device.tensor(tokens, dtype=int32),
@@ -108,12 +112,14 @@ def attention_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, 
             context_lens=device.tensor(rows, dtype=int32),
             max_seqlen_q=max(queries),
             max_context_len=max(contexts),
+            verifies=drafts,
         )
         cache = device.tensor(4096, kv_heads, 16, head_dim)
         out = device.tensor(tokens, heads * head_dim)
         qkv = device.tensor(tokens, (heads + 2 * kv_heads) * head_dim)
+        name = f"{'drafts' if drafts else 'attention'} {heads}/{kv_heads}x{head_dim} rows {rows}"
         yield (
-            f"attention {heads}/{kv_heads}x{head_dim} rows {rows} queries {max(queries)} context {max(contexts)}",
+            f"{name} queries {max(queries)} context {max(contexts)}",
             partial(
                 ops.attention,
                 *(qkv, cache, cache, metadata, HeadTransform()),
@@ -132,7 +138,7 @@ def choices() -> Iterator[str]:
         device = GridDevice(*DEVICES[name])
         ops = CudaOps(device, batch_invariant=batch_invariant)  # type: ignore[arg-type]
         ops.reserve_attention(64, 32, 128)
-        for problems in (linear_problems, fp8_problems, attention_problems):
+        for problems in (linear_problems, fp8_problems, attention_problems, partial(attention_problems, drafts=True)):
             for problem, run in problems(ops, device):
                 device.launches.clear()
                 run()

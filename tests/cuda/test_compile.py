@@ -29,13 +29,16 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InT, Int32, OutT
 from tessera.engine.formats import KERNEL_FORMATS
 from tessera.engine.ops.cuda import attention, fp8, sampling, training
+from tessera.engine.ops.cuda.attention.drafts import PAGED_ATTENTION_DRAFTS
+from tessera.engine.ops.cuda.attention.drafts import STATIC_BYTES as DRAFTS_STATIC_BYTES
+from tessera.engine.ops.cuda.attention.sm90_prefill import CAPPED
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
-from tessera.engine.ops.cuda.registry import all_instantiations, all_specs
+from tessera.engine.ops.cuda.registry import OF_DRAFTS, all_instantiations, all_specs
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, E4M3
 from tests.support.paths import ROOT
 
@@ -128,11 +131,16 @@ OF_ONE_ORDER = {
 }
 
 
+# Of attention of drafts, template arguments behind the types, for each architecture.
+OF_ATTENTION_OF_DRAFTS = {
+    "80": {"256 4 1 1 true false"},
+    "90a": {"128 4 2 2 false false", "64 4 2 2 false true"},
+}
 BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
 OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
 # Kernels of training, for each dtype on one architecture, and heads of which size there.
 TRAINING_HEADS = {"80": "64", "90a": "128", "120a": "32"}
-SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *training.SPECS)  # of which there are hundreds
+SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *OF_DRAFTS, *CAPPED, *training.SPECS)  # of which there are hundreds
 
 # Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
@@ -151,6 +159,7 @@ OF_FP8 = {
         "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
         "paged_attention_decode_kernel": {"80 4 2 true false false false", "128 4 2 true true false false"},
+        "paged_attention_drafts_kernel": {"128 4 2 1 false false"},
     },
     "120a": {
         "fp8_matmul_kernel": {"64 64 true"},
@@ -178,6 +187,10 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
         return sizes is not None and all(size in template for size in sizes)
     if spec not in SAMPLED:
         return True
+    if spec in CAPPED:
+        return template[0] == "__nv_bfloat16" and not spec.batch_invariant
+    if spec in OF_DRAFTS:
+        return " ".join(template[2:]) in OF_ATTENTION_OF_DRAFTS.get(arch, ())
     values = dict(zip(spec.template, template, strict=True))
     if spec in training.SPECS:
         return arch in TRAINING_HEADS and values.get("HEAD_DIM", TRAINING_HEADS[arch]) == TRAINING_HEADS[arch]
@@ -266,8 +279,8 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         portable = [pair for pair in pairs if not pair[0].batch_invariant]
         wanted = set().union(*map(two_arguments, portable))
         assert wanted <= set().union(*map(two_arguments, pairs & compiled))
-    of_fp8 = {spec for spec in OF_FP8_SPECS if not spec.batch_invariant}
-    assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} == of_fp8
+    of_fp8 = {spec for spec in OF_FP8_SPECS if not spec.batch_invariant} - set(OF_DRAFTS)
+    assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} - set(OF_DRAFTS) == of_fp8
     for arch in TRAINING_HEADS:
         assert set(training.SPECS) <= {spec for spec, _ in pairs_for(arch)}
     for sampled in BLOCK_PRODUCTS:
@@ -318,6 +331,7 @@ def shared_bytes(cubin: Cubin, name: str) -> int:
         (SM90_FP8_MATMUL, sm90.BARRIER_BYTES),
         (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),
         (sampling.TOP_LOGPROBS_CLUSTER, sampling.LOGPROBS_STATIC_BYTES),
+        (PAGED_ATTENTION_DRAFTS, DRAFTS_STATIC_BYTES),
     ],
     ids=lambda part: getattr(part, "name", ""),
 )

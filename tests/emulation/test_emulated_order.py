@@ -77,3 +77,13 @@ def test_attention_to_the_same_keys_has_one_order(ops: CudaOps) -> None:
         assert all(found[0, place] == expected[0, place] for place in range(first, first + count))
     alone = sequences.attend([(1, 32, 1)], 24)
     assert alone[1, 32] == found[1, 32]
+
+
+def test_a_draft_has_the_order_of_its_tokens_one_by_one(ops: CudaOps) -> None:
+    """Keys that are several blocks' work, and a split that ends within the draft."""
+    sequences = Sequences([131, 270], (4, 2, 64), bfloat16, ops)
+    sequences.attend([(0, 0, 131), (1, 0, 270)], None)
+    found = sequences.attend([(0, 126, 5), (1, 262, 8)], None, drafts=True)
+    alone = sequences.attend([(0, position, 1) for position in range(126, 131)], None, fused=False)
+    alone |= sequences.attend([(1, position, 1) for position in range(262, 270)], None, fused=False)
+    assert found == alone

@@ -51,6 +51,36 @@ def test_a_lone_token_of_a_prompt_takes_the_one_before_it_along() -> None:
     assert set(seen) <= {1, 2, 3}
 
 
+def test_a_draft_is_one_row_where_nothing_but_drafts_is_in_the_step() -> None:
+    """Whose tokens attention computes as if each was a row; beside prompts they are."""
+    engine = Harness(
+        batch_invariant=True,
+        max_num_batched_tokens=12,
+        speculation="on",
+        speculative_method="ngram",
+        num_speculative_tokens=3,
+        prompt_lookup_min=1,
+    )
+    engine.add("drafts", prompt_of(1, 40), 30, ignore_eos=True)
+    alone, beside = 0, 0
+    for number in range(200):
+        if number == 8:
+            engine.add("prompt", prompt_of(3, 40), 2, ignore_eos=True)
+        if not engine.core.has_work:
+            break
+        engine.step()
+        batch = engine.runner.last_batch
+        assert batch is not None
+        if batch.verifies:
+            alone += 1
+            assert batch.num_seqs == batch.rounds[0]
+        elif batch.rounds:
+            beside += 1
+            assert batch.num_seqs >= batch.num_sampled, "each token of a draft is a row"
+    assert alone > 3
+    assert beside > 0
+
+
 def test_the_next_turn_shares_the_prompts_blocks_and_not_those_of_the_answer() -> None:
     engine = Harness(batch_invariant=True)
     first = prompt_of(1, 4 * BLOCK_SIZE)

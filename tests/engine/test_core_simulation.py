@@ -17,6 +17,7 @@ import pytest
 
 from tessera.engine.contract.errors import ContextLengthError, QueueFullError
 from tessera.engine.contract.messages import AccountRef, TokenLogprobs
+from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tests.support.fake_runner import (
     CLIENT,
@@ -56,10 +57,10 @@ def draw_speculation(rng: random.Random) -> dict[str, Any]:
         return {}
     return {
         "speculation": rng.choice(["on", "on", "auto"]),
-        "speculative_method": (method := rng.choice(["ngram", "suffix", "draft_model", "draft_model"])),
+        "speculative_method": (method := rng.choice(["ngram", "suffix", "draft_model", "eagle3"])),
         "num_speculative_tokens": rng.choice([1, 3, 7]),
         "prompt_lookup_min": 1,
-        **({"draft_len": rng.choice([25, MAX_MODEL_LEN])} if method == "draft_model" else {}),
+        **({"draft_len": rng.choice([25, MAX_MODEL_LEN])} if method in MODEL_METHODS else {}),
     }
 
 

@@ -135,7 +135,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     for num_seqs in range(1, max_num_seqs + 1):
         for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
             batch: Any = SimpleNamespace(
-                num_tokens=num_tokens, num_seqs=num_seqs, num_sampled=num_seqs, prompt_rows=None, rounds=()
+                num_tokens=num_tokens, num_seqs=num_seqs, num_sampled=num_seqs, prompt_rows=None, verifies=False
             )
             step = steps.find(batch)
             assert step is not None, (num_tokens, num_seqs)
@@ -160,7 +160,12 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     def recorded_for(num_seqs: int, *context_lens: int) -> int:
         lens = np.array([*context_lens, *[1] * (num_seqs - len(context_lens))], np.int32)
         batch: Any = SimpleNamespace(
-            num_tokens=num_seqs, num_seqs=num_seqs, num_sampled=num_seqs, prompt_rows=None, context_lens=lens, rounds=()
+            num_tokens=num_seqs,
+            num_seqs=num_seqs,
+            num_sampled=num_seqs,
+            prompt_rows=None,
+            context_lens=lens,
+            verifies=False,
         )
         step = steps.find(batch)
         assert step is not None

@@ -351,3 +351,17 @@ def test_fault_grammars_of_one_key_do_not_hold_up_anothers(
     assert begun.index("light") <= NUM_THREADS + 1
     for pending in heavy:
         pending.give_up()
+
+
+def test_fault_grammars_one_mask_waits_for_no_other_thread(compiler: GrammarCompiler) -> None:
+    """On a busy machine the pool of threads that computes several masks gave one back after 242 ms."""
+    pending = compiler.submit(schema({"type": "object", "properties": {"a": {"type": "integer"}}}))
+    compiler.wait([pending], 60.0)
+    matcher = pending.result().matcher
+    before, compiler._mask_workers = compiler._mask_workers, None
+    (alone,) = compiler.fill_masks([matcher.deep_copy()])
+    assert compiler._mask_workers is None
+    compiler._mask_workers = before
+    assert 0 < sum(int(word).bit_count() for word in alone) < VOCAB_SIZE
+    for row in compiler.fill_masks([matcher.deep_copy() for _ in range(3)]):
+        assert row.tolist() == alone.tolist()

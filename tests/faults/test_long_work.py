@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.routing import _IncludedRouter
 
 from tessera.app.generate.completion import Completion, num_values
 from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
-from tessera.app.generate.prompt import checked_token_ids
-from tessera.app.http.body import MAX_INLINE_VALUES, built
+from tessera.app.generate.prompt import MAX_INLINE_CHARS, MAX_INLINE_TEXTS, are_small, checked_token_ids
+from tessera.app.http.body import MAX_INLINE_ITEMS, MAX_INLINE_VALUES, built, run_in_turn
+from tessera.app.ollama.messages import OllamaMessage, chat_messages
 from tessera.app.openai.chat import routes as chat_routes
 from tessera.app.openai.completions import routes as completion_routes
 from tessera.app.openai.tokenize import routes as tokenize_routes
+from tessera.app.schema.chat import ChatRequest
 from tessera.app.server.http_server import prepare_routes
+from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.messages import AbortRequests, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from tessera.engine.core.scheduler import MAX_MATCHED_BLOCKS
@@ -29,6 +34,7 @@ from tests.support.fake_runner import Harness
 from tests.support.http_fixtures import call
 from tests.support.surface_fixtures import tool_settings
 
+HELLO = {"role": "user", "content": "hello"}
 LIMIT = 0.02  # seconds that nothing may take on the event loop
 
 
@@ -97,6 +103,87 @@ def test_fault_stalls_many_ids_are_checked_and_decoded_in_a_thread(
         answer = call(FakeClient(always([])), settings, "POST", "/detokenize", json=body)
         assert answer.status_code == 200, answer.text
     assert threads == ["text", "MainThread"]
+
+
+@pytest.mark.parametrize(
+    ("path", "large", "small"),
+    [
+        *(
+            (path, {"messages": [{"role": "user", "content": "a" * 5}] * 2500}, {"messages": [HELLO]})
+            for path in ("/api/chat", "/v1/messages", "/v1/messages/count_tokens")
+        ),
+        ("/v1/responses", {"input": [HELLO] * 2500}, {"input": [HELLO]}),
+    ],
+)
+def test_fault_stalls_long_conversations_become_chats_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, large: dict[str, Any], small: dict[str, Any]
+) -> None:
+    threads = Threads()
+    monkeypatch.setattr("tessera.app.schema.chat.ChatRequest.check", threads.noting(ChatRequest.check))
+    settings = tool_settings(tmp_path)
+    for fields in (large, small):
+        limit = {} if path == "/v1/responses" else {"max_tokens": 1}
+        body = {"model": "tiny", "stream": False, **limit, **fields}
+        call(FakeClient(always(play([5], finish="length"))), settings, "POST", path, json=body)
+    assert threads == ["body", "MainThread"]
+
+
+def test_fault_stalls_a_long_stored_conversation_becomes_a_chat_in_a_thread(tmp_path: Path) -> None:
+    async def threads_of(num_items: int) -> bool:
+        request = Request({"type": "http", "state": {"body_is_large": False}})
+        return await run_in_turn(request, lambda _: threading.get_ident(), None, num_items=num_items) == here
+
+    here = threading.get_ident()
+    assert [asyncio.run(threads_of(count)) for count in (MAX_INLINE_ITEMS, MAX_INLINE_ITEMS + 1)] == [True, False]
+
+
+def test_fault_stalls_results_find_their_calls_in_constant_time() -> None:
+    """5,120 calls without a result, and 4,000 results of another tool."""
+    calls = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 128}
+    messages = [OllamaMessage.model_validate(calls)] * 40
+    messages += [OllamaMessage.model_validate({"role": "tool", "tool_name": "g"})] * 4000
+    begin = time.thread_time()
+    chat = chat_messages(messages)
+    assert time.thread_time() - begin < 1.0, "it was three seconds when each result looked at all calls"
+    assert [one.tool_call_id for one in chat[40:43]] == ["call00000", "call00001", "call00002"]
+
+
+def test_fault_stalls_many_short_texts_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    threads = Threads()
+    monkeypatch.setattr(HuggingFaceTokenizer, "encode_all", threads.noting(HuggingFaceTokenizer.encode_all))
+    settings = tool_settings(tmp_path)
+    for count in (MAX_INLINE_TEXTS, MAX_INLINE_TEXTS + 1):
+        body = {"model": "tiny", "prompt": ["a"] * count, "max_tokens": 1}
+        answer = call(FakeClient(always(play([5], finish="length"))), settings, "POST", "/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+    assert threads == ["MainThread", "text"]
+    assert are_small([""] * MAX_INLINE_TEXTS)
+    assert not are_small(["a" * MAX_INLINE_CHARS, "b"])
+
+
+def test_fault_stalls_seeds_and_bad_words_of_many_sequences_are_made_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each draw and each call of the tokenizer lets go of the interpreter's lock, and waits to have it again."""
+    drawn: list[int] = []
+
+    def draw(size: int) -> bytes:
+        drawn.append(size)
+        return os.urandom(size)
+
+    monkeypatch.setattr("tessera.app.generate.sampling.secrets.token_bytes", draw)
+    client = FakeClient(always(play([5], finish="length")))
+    settings = msgspec.structs.replace(tool_settings(tmp_path), max_choices=64)
+    threads = Threads()
+    monkeypatch.setattr(HuggingFaceTokenizer, "encode_all", threads.noting(HuggingFaceTokenizer.encode_all))
+    body = {"model": "tiny", "prompt": [[5], [6]], "n": 32, "max_tokens": 1, "bad_words": ["a", "b", "c"]}
+    answer = call(client, settings, "POST", "/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    assert drawn.count(8 * 64) == 1
+    assert len(threads) == 2, "the prompts' texts, of which there are none, and the words"
+    seeds = [one.params.seed for one in client.submissions]
+    assert len(set(seeds)) == 64
+    assert max(seeds) > 2**60
 
 
 def test_fault_stalls_the_widest_parameters_are_verified_in_little_time() -> None:

@@ -48,6 +48,7 @@ LARGE_CASES = [
     AttentionCase("long_80", LONG, head_dim=80, block_size=32),
     AttentionCase("prompts_80", PROMPTS, num_heads=6, head_dim=80, block_size=24, padding=2),
     AttentionCase("prompts_soft_cap", PROMPTS, num_heads=8, head_dim=128, soft_cap=1.5, padding=3),
+    AttentionCase("window_soft_cap", ((37, 37), (1, 20), (20, 290)), head_dim=128, sliding_window=150, soft_cap=1.5),
     AttentionCase("mixed_64_rows", random_rows(2, 64, 700), num_heads=8, head_dim=64, padding=5),
     AttentionCase("mixed_64_rows_128", random_rows(3, 64, 400), num_heads=8, head_dim=128, sliding_window=129),
     AttentionCase("decode_64_rows", DECODE_ROWS, num_heads=16, num_kv_heads=4, head_dim=128),

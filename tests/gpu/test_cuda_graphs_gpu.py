@@ -23,7 +23,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.cuda_graphs import StepGraph
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
-from tests.support.decoder_harness import Row, step_batch
+from tests.support.decoder_harness import Row, as_verification, step_batch
 
 pytestmark = pytest.mark.gpu
 
@@ -32,6 +32,7 @@ PARTS = 4  # which processes may share
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_SEQ = 140
 MAX_NUM_SEQS = 40
+DRAFT_TOKENS = 7
 MODELS: dict[str, dict[str, Any]] = {
     "heads of 128": {
         "hidden_size": 512,
@@ -83,16 +84,23 @@ def make_runner(folder: Path, device: Any, ops: Any) -> ModelRunner:
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=2048,
         num_kv_blocks=MAX_NUM_SEQS * BLOCKS_PER_SEQ,
+        speculation="on",
+        num_speculative_tokens=DRAFT_TOKENS,
     )
     return ModelRunner(config, load_config(folder), device, ops)
 
 
 def batch_of(shape: StepShape, max_context_len: int, rng: np.random.Generator) -> StepBatch:
-    """Rows that the shape is the smallest for: decodes, or prompts beside decodes; one as long as may be."""
-    num_rows = shape.num_seqs if shape.is_decode else min(shape.num_seqs - 1, MAX_NUM_SEQS)
-    counts = [1] * num_rows
-    if not shape.is_decode:
-        counts[0] = shape.num_tokens - num_rows + 1
+    """Rows that the shape is the smallest for: decodes, tokens with drafts, or prompts beside decodes; one of them as
+    long as may be."""
+    if shape.verifies:
+        num_rows = max(min(shape.num_tokens // 3, MAX_NUM_SEQS), 1)
+        counts = [len(part) for part in np.array_split(np.arange(shape.num_tokens), num_rows)]
+    else:
+        num_rows = shape.num_seqs if shape.is_decode else min(shape.num_seqs - 1, MAX_NUM_SEQS)
+        counts = [1] * num_rows
+        if not shape.is_decode:
+            counts[0] = shape.num_tokens - num_rows + 1
     rows = []
     longest = min(max_context_len, BLOCKS_PER_SEQ * BLOCK_SIZE - 1)
     for slot, count in enumerate(counts):
@@ -105,7 +113,8 @@ def batch_of(shape: StepShape, max_context_len: int, rng: np.random.Generator) -
         )
         row.num_computed = context - count
         rows.append(row)
-    return step_batch(rows, BLOCK_SIZE)
+    batch = step_batch(rows, BLOCK_SIZE)
+    return as_verification(batch) if shape.verifies else batch
 
 
 def fill_cache(runner: ModelRunner) -> None:

@@ -150,10 +150,10 @@ class Sequences:
         self.transform = HeadTransform(from_numpy(random_angles(max(lengths), head_dim), ops.device), q_norm, k_norm)
 
     def attend(
-        self, pieces: list[tuple[int, int, int]], window: int | None, *, fused: bool = True
+        self, pieces: list[tuple[int, int, int]], window: int | None, *, fused: bool = True, drafts: bool = False
     ) -> dict[tuple[int, int], bytes]:
         """By sequence and position the bits of what tokens see; pieces are (sequence, first token, tokens), each a row
-        of the step, and their keys are stored by the way."""
+        of the step, and their keys are stored by the way. `drafts`: they are tokens with their drafts."""
         num_heads, _, head_dim = self.heads
         positions = np.concatenate([np.arange(first, first + count, dtype=np.int32) for _, first, count in pieces])
         rows = np.repeat([row for row, _, _ in pieces], [count for _, _, count in pieces])
@@ -171,6 +171,7 @@ class Sequences:
             context_lens=from_numpy(ends, device),
             max_seqlen_q=max(max(counts), 1 if fused else 2),
             max_context_len=int(ends.max()),
+            verifies=drafts,
         )
         scratch, out = (empty((len(positions), num_heads * head_dim), self.dtype, device) for _ in range(2))
         self.ops.attention(
@@ -245,6 +246,22 @@ def test_a_decoded_token_sees_the_same_in_any_company(name: str, ops: CudaOps) -
     first = max(case.lengths[0] - 5, 0)
     found = sequences.attend([(0, position, 1) for position in range(first, case.lengths[0])], case.window, fused=False)
     assert found[0, case.lengths[0] - 1] == expected[0, case.lengths[0] - 1]
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_a_draft_sees_what_tokens_see_one_by_one(name: str, ops: CudaOps) -> None:
+    case = ATTENTION[name]
+    sequences = Sequences(list(case.lengths), case.heads, DTYPES[case.dtype], ops)
+    sequences.attend([(row, 0, length) for row, length in enumerate(case.lengths)], case.window)  # stores all keys
+    pieces = [
+        (row, max(length - count, 0), min(count, length))
+        for row, (length, count) in enumerate(zip(case.lengths, (8, 3, 16, 1, 5) * 20, strict=False))
+    ]
+    found = sequences.attend(pieces, case.window, drafts=True)
+    for row, first, count in pieces[:8]:
+        for position in range(first, first + count):
+            alone = sequences.attend([(row, position, 1)], case.window)
+            assert found[row, position] == alone[row, position], f"token {position} of sequence {row}"
 
 
 # -- answers --------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ The model called "small" also runs on the CPU, by the kernels' own sources: see 
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU
 from tests.support.canaries import MODELS, make_core, write_config
 from tests.support.speculation import Asked, Told, ask_all, num_accepted, num_drafted, predicted
 
@@ -42,7 +46,7 @@ def requests(model: str, vocab_size: int) -> list[Asked]:
     return found
 
 
-def make(folder: Path, ops: CudaOps, model: str, **settings: Any) -> Any:
+def make(folder: Path, ops: Ops, model: str, **settings: Any) -> Any:
     return make_core(folder, ops, **{**(SMALL if model == "small" else LARGE), **settings})
 
 
@@ -88,6 +92,52 @@ def test_in_one_order_of_sums_a_draft_model_changes_no_bit(
     assert num_drafted(told) > len(asked) * 3
     if draft == model:
         assert num_accepted(told) > num_drafted(told) / 3, "it says what the model says, but for penalties and masks"
+
+
+def write_head(folder: Path, served: Path) -> dict[str, Any]:
+    """config.json of an EAGLE-3 head for dummy weights; -> the settings that ask for it."""
+    values = json.loads((served / "config.json").read_text())
+    head = {**values, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 128}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(head))
+    return {"speculation": "on", "speculative_method": "eagle3", "speculative_model": str(folder)}
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("model", ["small", "llama-8b"])
+def test_in_one_order_of_sums_an_eagle3_head_changes_no_bit(
+    model: str, eager: bool, cuda_device: CudaDevice, tmp_path: Path
+) -> None:
+    ops = CudaOps(cuda_device, batch_invariant=True)
+    folder = write_config(tmp_path / "served", model)
+    drafting = write_head(tmp_path / "head", folder)
+    asked = requests(model, MODELS[model].get("vocab_size", 2048))
+    expected = ask_all(make(folder, ops, model, enforce_eager=eager), asked)
+    told = ask_all(make(folder, ops, model, enforce_eager=eager, **drafting), asked)
+    assert everything(told) == everything(expected)
+    assert num_drafted(told) > len(asked) * 3
+
+
+def test_small_eagle3_head_drafts_as_on_the_cpu(cuda_device: CudaDevice, tmp_path: Path) -> None:
+    """In float32, whose sums differ by little."""
+    folder = write_config(tmp_path / "served", "small")
+    settings = {**write_head(tmp_path / "head", folder), "dtype": "float32", "batch_invariant": False}
+    asked = requests("small", 200)[:1]
+    found = []
+    for ops in (make_ops(CPU), CudaOps(cuda_device)):
+        core = make(folder, ops, "small", **settings)
+        drafts = list[list[int]]()
+        learn = core._learn_drafts
+
+        def watch(step: Any, running: Any, learn: Any = learn, drafts: Any = drafts) -> None:
+            learn(step, running)
+            drafts += [list(each.tokens) for each in step.verified]
+
+        core._learn_drafts = watch
+        [told] = ask_all(core, asked)
+        found.append((told.token_ids, drafts))
+    assert found[0][1]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("model", ["small", "qwen3-0.6b"])

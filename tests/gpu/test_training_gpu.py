@@ -11,7 +11,7 @@ import pytest
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.models.config import load_config
-from tessera.engine.tensor import bfloat16, float32
+from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters
@@ -20,8 +20,10 @@ from tessera.engine.training.parameters import initial_parameters, load_paramete
 from tessera.engine.training.plan import TrainingPlan, plan_supervised
 from tessera.engine.training.run import RunSettings
 from tessera.engine.training.trainer import Trainer
+from tests.support.adapter_gradients import adapter_gradients, assert_alike
 from tests.support.golden_gradients import ADAMW, MODELS, TRAINED
 from tests.support.paths import GOLDEN
+from tests.support.quantisers import SCHEMES, quantised_model
 from tests.support.tiny_models import TINY_MODELS, build, prompt
 from tests.support.torch_models import TorchTraining
 from tests.support.training_steps import assert_golden, loss_and_gradients
@@ -170,6 +172,26 @@ def test_a_lora_adapter_is_learnt_and_the_base_stays(training: Functions, checkp
     assert losses[-1] < 0.5 * losses[0], losses
     for name, tensor in parameters.stored().items():
         np.testing.assert_array_equal(tensor.numpy(), before[name])
+
+
+QUANTISED = [name for name in SCHEMES if "actorder" not in name]
+
+
+def check_quantised(training: Functions, name: str, folder: Path) -> None:
+    quantised, _ = quantised_model(folder, SCHEMES[name])
+    expected = adapter_gradients(Functions.on(CPU), quantised)
+    assert_alike(adapter_gradients(training, quantised), expected, 0.3 if SCHEMES[name].rounds_input else 1e-3)
+
+
+def test_adapters_of_quantised_models_have_the_gradients_of_the_cpu_small(training: Functions, tmp_path: Path) -> None:
+    check_quantised(training, "awq", tmp_path)
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_adapters_of_quantised_models_have_the_gradients_of_the_cpu(
+    training: Functions, name: str, tmp_path: Path
+) -> None:
+    check_quantised(training, name, tmp_path)
 
 
 def test_a_resumed_training_ends_with_the_same_bits(cuda_device: CudaDevice, tmp_path: Path) -> None:

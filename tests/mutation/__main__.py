@@ -11,17 +11,21 @@ import sys
 from pathlib import Path
 
 from tests.mutation.mutants import mutants_of
-from tests.mutation.trial import preload, run_tests
+from tests.mutation.trial import Seconds, preload, run_tests
 from tests.support.paths import ROOT
 
-SLACK = 20.0  # seconds beyond several times what the tests take without a mutant
-FACTOR = 4
+LONGEST = Seconds(3600.0, 3600.0)  # without a mutant
+FACTOR = Seconds(4.0, 2.0)  # times that a mutant's tests may take
+SLACK = Seconds(20.0, 3.0)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("module", help="such as tessera.engine.core.scheduler")
-    parser.add_argument("--tests", nargs="+", required=True, help="files of tests, and options of pytest after --")
+    parser.add_argument("--tests", nargs="+", required=True, help="files of tests, the fastest first")
+    parser.add_argument(
+        "--deselect", nargs="+", default=[], help="tests to leave out, such as those that run the module in a process"
+    )
     parser.add_argument("--sample", type=int, help="so many mutants of all, chosen by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lines", help="only those of these lines, FIRST-LAST")
@@ -33,17 +37,19 @@ def main() -> int:
     chosen = mutants
     if given.sample is not None and given.sample < len(mutants):
         chosen = sorted(random.Random(given.seed).sample(mutants, given.sample), key=lambda mutant: mutant.line)
-    preload()
-    outcome, seconds = run_tests(given.module, None, given.tests, 3600.0)
+    preload(given.module, given.tests)
+    tests = [*given.tests, *(f"--deselect={test}" for test in given.deselect)]
+    outcome, took = run_tests(given.module, None, tests, LONGEST)
     if outcome != "passed":
         print("the tests fail without a mutant")
         return 2
     print(
-        f"{given.module}: {len(chosen)} of {len(mutants)} mutants, seed {given.seed}; {seconds:.1f} s each", flush=True
+        f"{given.module}: {len(chosen)} of {len(mutants)} mutants, seed {given.seed}; {took.cpu:.1f} s each", flush=True
     )
+    limit = Seconds(FACTOR.wall * took.wall + SLACK.wall, FACTOR.cpu * took.cpu + SLACK.cpu)
     survivors = []
     for mutant in chosen:
-        outcome, _ = run_tests(given.module, mutant, given.tests, FACTOR * seconds + SLACK)
+        outcome, _ = run_tests(given.module, mutant, tests, limit)
         if outcome == "passed":
             survivors.append(mutant)
             print(f"  survived: {mutant}", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,22 @@ def step_batch(rows: list[Row], block_size: int, num_scheduled: list[int] | None
         sampling=_sampling_batch(sampled),
         slot_inits=inits,
         table_updates=_table_updates(new),
+    )
+
+
+def as_verification(batch: StepBatch) -> StepBatch:
+    """The same step, each of whose rows is a token and its draft."""
+    starts, counts = batch.cu_seqlens_q[:-1], np.diff(batch.cu_seqlens_q)
+    rounds = [np.flatnonzero(counts > depth) for depth in range(int(counts.max()))]
+    rows = np.concatenate(rounds)
+    depths = np.repeat(np.arange(len(rounds)), [len(each) for each in rounds])
+    sampling = batch.sampling.rows[rows]
+    sampling["position"] = (batch.context_lens - counts + 1)[rows] + depths
+    return replace(
+        batch,
+        logits_indices=int32(starts[rows] + depths),
+        sampling=SamplingBatch.of(sampling),
+        rounds=tuple(len(each) for each in rounds),
     )
 
 

@@ -28,6 +28,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
+from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.kv_tiers.tiers import KVTiers
@@ -106,7 +107,7 @@ class FakeRunner:
     An asynchronous one is given steps before the results of those before are known, as a GPU is. Where
     `short_rope_len` is not 0, each context is either all of the short form's rows or all of the long form's. Where it
     is `batch_invariant`, it notices every token computed in the wrong kind of row: of several tokens before the last of
-    the prompt, of one from there on.
+    the prompt, of one from there on, or of tokens with their drafts in a step that has nothing else.
     """
 
     full_sizes: tuple[int, ...] = ()
@@ -183,7 +184,7 @@ class FakeRunner:
         counts = np.diff(batch.cu_seqlens_q)
         self._token_ids[slots] = np.array(newest)[stored]
         self._positions[slots] = batch.positions[stored]
-        self._in_long_rows[slots] = np.repeat(counts > 1, counts)[stored]
+        self._in_long_rows[slots] = np.repeat((counts > 1) & (not batch.verifies), counts)[stored]
         contexts = [self._read_context(batch, row) for row in range(batch.num_seqs)]
         sampled_rows = np.searchsorted(batch.cu_seqlens_q, batch.logits_indices, side="right") - 1
         behind = batch.cu_seqlens_q[sampled_rows + 1] - 1 - batch.logits_indices  # tokens of the row that come later
@@ -365,9 +366,10 @@ class Harness:
         )
         self.runner.inspect = self._check_writes
         limits = None
-        if settings.get("speculative_method") == "draft_model":
+        if settings.get("speculative_method") in MODEL_METHODS:
             self.runner.num_slots = max_num_seqs
-            limits = DraftLimits(settings.pop("draft_len", max_model_len), short_rope_len)
+            shift = self.runner.drafts.shift = int(settings["speculative_method"] == "eagle3")
+            limits = DraftLimits(settings.pop("draft_len", max_model_len), short_rope_len, shift)
             settings["speculative_model"] = "fake"
         self.tiers = make_tiers(self.runner) if make_tiers is not None else None
         self.core = EngineCore(

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
+import httpx
 
 CONNECT_TIMEOUT = 10.0  # seconds
 READ_TIMEOUT = 3600.0  # seconds without a byte: a long prompt in a long queue takes its time
@@ -57,14 +57,14 @@ class ChatServer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        timeout = httpx2.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
-        self._http = httpx2.Client(headers=dict(self.headers), timeout=timeout)
+        timeout = httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT)
+        self._http = httpx.Client(headers=dict(self.headers), timeout=timeout)
 
     def answers(self) -> bool:
         """Whether something speaks HTTP there."""
         try:
             self._http.get(f"{self.url}/v1/models", timeout=PROBE_TIMEOUT)
-        except httpx2.HTTPError:
+        except httpx.HTTPError:
             return False
         return True
 
@@ -74,7 +74,7 @@ class ChatServer:
             response = self._http.get(f"{self.url}/v1/models")
             _check(response)
             return [str(model["id"]) for model in response.json()["data"]]
-        except httpx2.HTTPError as error:
+        except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         except (ValueError, KeyError, TypeError):
             raise ServerError(f"{self.url}/v1/models is not a list of models") from None
@@ -107,19 +107,19 @@ class ChatServer:
                             figures.first = now - sent
                         figures.seconds = now - sent - figures.first
                         yield piece
-        except httpx2.HTTPError as error:
+        except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
     def close(self) -> None:
         self._http.close()
 
-    def _unreachable(self, error: httpx2.HTTPError) -> ServerError:
-        if isinstance(error, httpx2.ConnectError):
+    def _unreachable(self, error: httpx.HTTPError) -> ServerError:
+        if isinstance(error, httpx.ConnectError):
             return ServerError(f"there is no server at {self.url}: {error}")
         return ServerError(f"{self.url}: {str(error) or type(error).__name__}")
 
 
-def _check(response: httpx2.Response) -> None:
+def _check(response: httpx.Response) -> None:
     if response.is_success:
         return
     try:
@@ -127,7 +127,7 @@ def _check(response: httpx2.Response) -> None:
         message = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         message = response.text[:300].strip() or response.reason_phrase
-    if response.status_code == httpx2.codes.UNAUTHORIZED:
+    if response.status_code == httpx.codes.UNAUTHORIZED:
         message = f"{message} (give the key with --api-key or OPENAI_API_KEY)"
     raise ServerError(f"{message} [status {response.status_code}]")
 

@@ -7,7 +7,7 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-import httpx2
+import httpx
 
 from tessera.app.cli.doctor.check import Check
 from tessera.app.cli.doctor.folders import MIN_FREE, folder_check
@@ -60,9 +60,9 @@ def model_checks(timeout: float, *, network: bool) -> tuple[list[Check], str]:
     if not network:
         return checks, problem
     try:
-        response = httpx2.get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=timeout, follow_redirects=True)
+        response = httpx.get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=timeout, follow_redirects=True)
         response.raise_for_status()
-    except httpx2.HTTPError as error:
+    except httpx.HTTPError as error:
         reason = f"{constants.ENDPOINT} does not answer: {str(error).partition(chr(10))[0] or type(error).__name__}"
         advice = "look at the network and its proxy, or set HF_ENDPOINT to a mirror"
         if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):

@@ -23,6 +23,7 @@ from tessera.app.cli.train.options import (
 from tessera.app.cli.train.plot import svg_plot, terminal_plot
 from tessera.app.training.dataset import Dataset, DatasetReader
 from tessera.engine.contract.errors import ConfigError, TesseraError
+from tessera.engine.models.config import load_config
 from tessera.engine.runner.devices import select_device
 from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.examples import AnyItem, ExampleOrder, Item
@@ -60,6 +61,8 @@ class _Training:
     def run(self) -> int:
         chats, output = self._checked_places()
         found = builtin_model() if self._data.model is None else find_model(self._data.model)
+        if load_config(found.path).quantisation is not None and (not self._adapter.lora or self._adapter.merge):
+            raise ConfigError(f"train: {found.name} is quantised; an adapter of it can be trained: --lora --no-merge")
         reader = DatasetReader(found.path, found.name, max_length=self._resources.max_length)
         is_dpo = self._method.method == "dpo"
         read: Callable[[Path], Dataset[Any]] = reader.preferences if is_dpo else reader.examples

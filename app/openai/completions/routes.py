@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import complete, num_values
-from tessera.app.generate.prompt import checked_token_ids, encode_text, truncated
+from tessera.app.generate.prompt import checked_token_ids, encode_texts, truncated
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.body import built, json_response
 from tessera.app.http.description import Description
@@ -33,7 +33,7 @@ router = APIRouter(tags=["OpenAI"])
 async def create_completion(http_request: Request) -> Response:
     admission = await admit(http_request, CompletionRequest)
     request, model = admission.request, admission.model
-    prompts = [await _token_ids(model, request, prompt) for prompt in request.prompt]
+    prompts = await _token_ids(model, request)
     echoes = None
     if request.echo:
         echoes = [_echo(model, request, *both) for both in zip(request.prompt, prompts, strict=True)]
@@ -62,11 +62,15 @@ async def create_completion(http_request: Request) -> Response:
     return await built(num_values(generation, completions), whole)
 
 
-async def _token_ids(model: ServedModel, request: CompletionRequest, prompt: str | list[int]) -> list[int]:
-    if isinstance(prompt, str):
-        add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
-        prompt = await encode_text(model, prompt, add_special_tokens=add_special_tokens, param="prompt")
-    return truncated(request, prompt, model.info)
+async def _token_ids(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
+    """Of each prompt."""
+    texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+    add_special_tokens = True if request.add_special_tokens is None else request.add_special_tokens
+    encoded = iter(await encode_texts(model, texts, add_special_tokens=add_special_tokens, param="prompt"))
+    return [
+        truncated(request, next(encoded) if isinstance(prompt, str) else prompt, model.info)
+        for prompt in request.prompt
+    ]
 
 
 def _echo(model: ServedModel, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> Echo:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import Request
 
-from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
+from tessera.app.generate.prompt import PROMPT_TIMEOUT, are_small
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
@@ -77,7 +77,6 @@ class Embeddings:
         """
         keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_input_tokens)
         texts = [text for text in request.input if isinstance(text, str)]
-        num_chars = sum(map(len, texts))
         if texts and isinstance(model.tokenizer, IdTokenizer):
             raise InvalidRequestError("This model has no tokenizer.json: send token ids as input.", param="input")
         if texts and max(map(len, texts)) > MAX_INPUT_CHARS:
@@ -86,7 +85,7 @@ class Embeddings:
         def encode() -> list[list[int]]:
             return [_encode(model.tokenizer, one, keep, request.add_special_tokens) for one in request.input]
 
-        if num_chars <= MAX_INLINE_CHARS:
+        if are_small(texts):
             inputs = encode()
         else:
             inputs = await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)

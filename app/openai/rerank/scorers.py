@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from fastapi import Request
 
-from tessera.app.generate.prompt import MAX_INLINE_CHARS, PROMPT_TIMEOUT
+from tessera.app.generate.prompt import PROMPT_TIMEOUT, are_small
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
@@ -191,7 +191,7 @@ class Scorers:
 
     async def _in_thread(self, encode: Callable[[], T], texts: Sequence[str]) -> T:
         """On the event loop where there is little to encode."""
-        if sum(map(len, texts)) <= MAX_INLINE_CHARS:
+        if are_small(texts):
             return encode()
         return await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
 

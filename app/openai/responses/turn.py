@@ -10,6 +10,7 @@ from fastapi import Request
 
 from tessera.app.generate.admission import Admission
 from tessera.app.generate.sealing import seal_of
+from tessera.app.http.body import run_in_turn
 from tessera.app.openai.conversations.item_list import listed_items
 from tessera.app.openai.conversations.items import InputItem, ItemReference
 from tessera.app.openai.conversations.store import ConversationStore, conversations_of
@@ -81,15 +82,18 @@ async def read_turn(http_request: Request, admission: Admission[ResponsesRequest
     for index, item in enumerate(items):
         if isinstance(item, ItemReference):
             items[index] = await _resolved(responses, conversations, tenant, index, item)
-    known: list[InputItem] = []
-    if request.conversation is not None:
-        known = ITEMS.validate_python(await conversations.items(tenant, request.conversation))
-    messages = (*await _earlier_messages(responses, tenant, request), *messages_of([*known, *items], unseal))
-    if not messages:
-        raise InvalidRequestError("input has nothing that the model could read.", param="input")
-    chat = chat_request(request, messages)
-    chat.check()
-    return Turn(request, tenant, listed_items(items), messages, chat, unseal, responses, conversations)
+    known = await conversations.items(tenant, request.conversation) if request.conversation is not None else []
+    earlier = await _earlier_messages(responses, tenant, request)
+
+    def turn_of(items: Sequence[InputItem]) -> Turn:
+        messages = (*earlier, *messages_of([*ITEMS.validate_python(known), *items], unseal))
+        if not messages:
+            raise InvalidRequestError("input has nothing that the model could read.", param="input")
+        chat = chat_request(request, messages)
+        chat.check()
+        return Turn(request, tenant, listed_items(items), messages, chat, unseal, responses, conversations)
+
+    return await run_in_turn(http_request, turn_of, items, num_items=len(known) + len(earlier))
 
 
 async def _resolved(

@@ -9,14 +9,14 @@ import msgspec
 from tessera.options.errors import OptionError
 
 SpeculationMode = Literal["off", "auto", "on"]
-SpeculationMethod = Literal["ngram", "suffix", "draft_model"]
+SpeculationMethod = Literal["ngram", "suffix", "draft_model", "eagle3"]
 
 DEFAULT_DRAFT_TOKENS = 7  # that are looked up
 DEFAULT_MODEL_DRAFT_TOKENS = 5  # that a model computes one after the other
 MAX_DRAFT_TOKENS = 64
 MAX_STEP_DRAFTS = 256  # draft tokens of a step, for whose logits there is memory
 MAX_LOOKUP = 64
-MODEL_METHODS: tuple[SpeculationMethod, ...] = ("draft_model",)  # whose drafts are computed on the device
+MODEL_METHODS: tuple[SpeculationMethod, ...] = ("draft_model", "eagle3")  # whose drafts are computed on the device
 DRAFT_STEP_TOKENS = 2048  # of texts that a draft model reads in a step
 
 
@@ -26,8 +26,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         method: `ngram`, what followed the same last tokens before in prompt and completion; `suffix`, the longest
             end of the text that has occurred before, in it or in earlier completions; `draft_model`, what a smaller
-            model of the same vocabulary says.
-        model: path of the draft model's folder; empty for the other methods.
+            model of the same vocabulary says; `eagle3`, what an EAGLE-3 head says.
+        model: path of the draft model's folder, or of the head's; empty for the other methods.
         num_tokens: most draft tokens of a sequence in a step.
         lookup_min, lookup_max: fewest and most last tokens that `ngram` looks for.
         always: draft in every step, not only where it pays.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack, WeightPart
 from tessera.engine.ops.cpu.precision import Float32Array, finish, rounded, scratch, widen, widen_array
 from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import Tensor, float32
+from tessera.engine.tensor import Tensor, empty, float32
 
 # Up to this many rows, reading a weight matrix once a row is faster than packing it for a matrix
 # product; and each row's result is then the same in any such batch.
@@ -42,6 +43,14 @@ class LinearOps(Ops):
         if residual is not None:
             product += residual
         finish(out, product)
+
+    def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
+        out = empty(weight.shape, dtype, self.device)
+        values, start = out.numpy(), 0
+        for piece in (piece for part in weight.parts for piece in _pieces(part)):
+            values[start : start + len(piece)] = rounded(piece, dtype)
+            start += len(piece)
+        return out
 
     def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
         slots, inputs, sums = rows.slots.numpy(), x.numpy(), out.numpy()

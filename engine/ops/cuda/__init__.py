@@ -25,7 +25,7 @@ from tessera.engine.ops.cuda.linear_ops import LinearOps
 from tessera.engine.ops.cuda.moe.ops import MoEOps
 from tessera.engine.ops.cuda.norm import NormOps
 from tessera.engine.ops.cuda.random import RandomOps
-from tessera.engine.ops.cuda.registry import OF_RARE_OPS, all_instantiations
+from tessera.engine.ops.cuda.registry import OF_DRAFTS, OF_RARE_OPS, OF_USUAL_DRAFTS, all_instantiations
 from tessera.engine.ops.cuda.sampling import SamplingOps
 from tessera.engine.ops.cuda.softmax import SoftmaxOps
 from tessera.engine.ops.cuda.types import E4M3, cuda_type
@@ -61,11 +61,12 @@ class CudaOps(
         head_dims: Collection[int] | None = None,
         rare_ops: Collection[RareOp] = (),
         e4m3_cache: bool = False,
+        drafts: bool = False,
     ) -> None:
         """Compile beforehand all that a model in `dtype` launches; `progress` is told (done, total).
 
         With `head_dims` only attention over heads of these sizes. Of the operations that few models have only
-        `rare_ops`. `e4m3_cache`: attention is over a KV cache of e4m3.
+        `rare_ops`. `e4m3_cache`: attention is over a KV cache of e4m3. `drafts`: steps verify drafts.
 
         `reserve_linear` compiles those for its weights' formats, and what is left is compiled when it is first used.
 
@@ -73,6 +74,7 @@ class CudaOps(
         """
         pairs = all_instantiations((cuda_type(dtype),), encoder_only=encoder_only, head_dims=head_dims)
         rare = {spec for op in rare_ops for spec in OF_RARE_OPS[op]}
+        rare = rare | set(OF_USUAL_DRAFTS) if drafts else rare - set(OF_DRAFTS)
         pairs = [
             (spec, template)
             for spec, template in pairs

@@ -101,3 +101,16 @@ def test_params_have_no_part_in_it() -> None:
         engine.add("r", [1, 2, 3, 4, 1, 2, 3, 4], 40, temperature=params.temperature)
         engine.run()
         assert engine.core.num_steps < 12
+
+
+def test_the_step_behind_a_draft_is_computed_while_the_drafts_tokens_are_sent() -> None:
+    engine = Harness(num_blocks=400, asynchronous=True, speculation="on", speculative_method="ngram")
+    engine.runner.say = lambda context: 1 + len(context) % 4
+    engine.add("r", [1, 2, 3, 4, 1, 2, 3, 4], 60)
+    drafted = 0
+    while engine.core.has_work:
+        outputs = [output for each in engine.step().values() for output in each]
+        if outputs and len(outputs[0].token_ids) > 1 and outputs[0].finish_reason is None:
+            drafted += 1
+            assert engine.core._in_flight, "the device waits for the host to send tokens"
+    assert drafted > 4

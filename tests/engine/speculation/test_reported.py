@@ -45,6 +45,10 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
             Speculation(method="draft_model", model="small", num_tokens=3),
         ),
         (
+            {"speculative_config": {"method": "eagle3", "model": "head"}},
+            Speculation(method="eagle3", model="head", num_tokens=5),
+        ),
+        (
             {"speculation": "auto", "speculative_method": "draft_model", "speculative_model": "small"},
             Speculation(method="draft_model", model="small", num_tokens=5),
         ),
@@ -62,7 +66,7 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         (
             {"speculative_config": {"method": "medusa"}},
             "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix or "
-            "draft_model), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
+            "draft_model or eagle3), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
         ),
         ({"speculative_config": {"rejection": 1}}, "--speculative-config: Object contains unknown field `rejection`"),
         (
@@ -91,7 +95,7 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         ),
         (
             {"speculation": "on", "speculative_model": "small"},
-            "--speculative-model is for the method draft_model, not for suffix",
+            "--speculative-model is for the method draft_model or eagle3, not for suffix",
         ),
         ({"speculative_model": "small"}, "--speculative-model is given, but --speculation is off"),
         (

@@ -5,12 +5,13 @@ each file of this room registers its own.
 """
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.ops.cuda.attention import decode, general, prefill, rope, sm90_prefill
+from tessera.engine.ops.cuda.attention import decode, drafts, general, prefill, rope, sm90_prefill
 from tessera.engine.ops.cuda.attention.ops import AttentionOps
 from tessera.engine.ops.cuda.attention.problem import ATTENTION
 
-FILES = (decode, sm90_prefill, prefill, general, rope)
-OF_E4M3 = decode.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3  # by those for a cache of 16 or 32 bits
+FILES = (decode, drafts, sm90_prefill, prefill, general, rope)
+# By those for a cache of 16 or 32 bits.
+OF_E4M3 = decode.OF_E4M3 | drafts.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)
 
 __all__ = ["ATTENTION", "OF_E4M3", "SPECS", "AttentionOps", "instantiations"]

@@ -303,9 +303,12 @@ def plan_decode(
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
-    if problem.rows not in ("decodes", "fused_decodes") or problem.dtype == "float":
-        return None
-    if not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
+    return accepts_keys(problem) if problem.rows in ("decodes", "fused_decodes") else None
+
+
+def accepts_keys(problem: AttentionProblem) -> bool | None:
+    """True where this kernel has the types, the head size and the cache, for rows of one query each or several."""
+    if problem.dtype == "float" or not problem.is_aligned or problem.block_size % UNIT_KEYS or not problem.in_pairs:
         return None
     if problem.capped and problem.head_dim not in CAPPED_HEAD_DIMS:
         return None

@@ -77,6 +77,9 @@ class AttentionOps(RopeOps):
             kv_scales=kv_scales,
         )
         problem = self._problem("decodes", operands)
+        verifies = metadata.verifies and metadata.max_seqlen_q > 1
+        if verifies and self.attention_kernels.launch(problem._replace(rows="drafts"), operands):
+            return
         decodes = self.attention_kernels.choose(problem)
         if metadata.max_seqlen_q > 1 and decodes is not None:
             of_prompts = problem._replace(rows="prompts")

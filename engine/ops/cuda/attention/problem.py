@@ -12,8 +12,8 @@ from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import Tensor
 
 # Rows of a step: those with two or more queries, those with one, those with one whose queries, key and value are still
-# to be made from projections, or all.
-Rows = Literal["prompts", "decodes", "fused_decodes", "all"]
+# to be made from projections, all as rows of one query each would be, or all.
+Rows = Literal["prompts", "decodes", "fused_decodes", "drafts", "all"]
 
 CAPPED_HEAD_DIMS = (128, 256)  # of models with soft caps
 E4M3_ARCH = 89  # the first that converts e4m3

@@ -17,7 +17,12 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, OutT, OutUint, TensorMap
 from tessera.engine.cuda.tensor_map import SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory, PrefillSplits
-from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem
+from tessera.engine.ops.cuda.attention.problem import (
+    ATTENTION,
+    CAPPED_HEAD_DIMS,
+    AttentionOperands,
+    AttentionProblem,
+)
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div
 from tessera.engine.tensor import float32
@@ -45,23 +50,27 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
     sliding_window: Int32
     heads_at_once: Int32
     scale_log2: Float32
+    cap_scale: Float32
 
 
 SM90_PREFILL = KernelSpec(
     file="attention/sm90_prefill.cu",
     name="sm90_paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS"),
+    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS", "CAPPED"),
     params=Sm90PagedAttentionPrefillParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
 )
-# The same function, with IN_ORDER, SINKS or both.
+# The same function, with IN_ORDER, and with SINKS or CAPPED.
 SM90_PREFILL_IN_ORDER = replace(SM90_PREFILL, batch_invariant=True)
 SM90_SINK_PREFILL = replace(SM90_PREFILL, on_demand=True)
 SM90_SINK_PREFILL_IN_ORDER = replace(SM90_PREFILL_IN_ORDER, on_demand=True)
+SM90_CAPPED_PREFILL = replace(SM90_PREFILL, on_demand=True)
+SM90_CAPPED_PREFILL_IN_ORDER = replace(SM90_PREFILL_IN_ORDER, on_demand=True)
 WITH_SINKS = (SM90_SINK_PREFILL, SM90_SINK_PREFILL_IN_ORDER)
-SPECS = (SM90_PREFILL, SM90_PREFILL_IN_ORDER, *WITH_SINKS)
+CAPPED = (SM90_CAPPED_PREFILL, SM90_CAPPED_PREFILL_IN_ORDER)
+SPECS = (SM90_PREFILL, SM90_PREFILL_IN_ORDER, *WITH_SINKS, *CAPPED)
 
 GROUP_ROWS = Constant(64, "of queries that a warp group holds")
 TILE_KEYS = Constant(128)
@@ -96,8 +105,8 @@ class Sm90Shape:
     def tile_rows(self) -> int:
         return GROUP_ROWS * self.consumers
 
-    def template(self, *, in_order: bool, sinks: bool = False) -> tuple[str, ...]:
-        flags = ("true" if flag else "false" for flag in (in_order, sinks))
+    def template(self, *, in_order: bool, sinks: bool = False, capped: bool = False) -> tuple[str, ...]:
+        flags = ("true" if flag else "false" for flag in (in_order, sinks, capped))
         return (str(self.head_dim), str(self.consumers), str(self.stages), *flags)
 
 
@@ -109,12 +118,16 @@ SHAPES = {
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     return [
-        (spec, (dtype, *shape.template(in_order=spec.batch_invariant, sinks=spec in WITH_SINKS)))
+        (
+            spec,
+            (dtype, *shape.template(in_order=spec.batch_invariant, sinks=spec in WITH_SINKS, capped=spec in CAPPED)),
+        )
         for spec in SPECS
         for dtype in dtypes
         if dtype != "float"
         for shape in SHAPES.values()
         if shape.head_dim in SINK_HEAD_DIMS or spec not in WITH_SINKS
+        if shape.head_dim in CAPPED_HEAD_DIMS or spec not in CAPPED
     ]
 
 
@@ -173,7 +186,9 @@ def _accepts(problem: AttentionProblem, device: CudaDevice) -> Sm90Shape | None:
         or not problem.is_aligned
     ):
         return None
-    if problem.capped or (problem.has_sinks and problem.head_dim not in SINK_HEAD_DIMS):
+    if problem.capped and problem.head_dim not in CAPPED_HEAD_DIMS:
+        return None
+    if problem.has_sinks and problem.head_dim not in SINK_HEAD_DIMS:
         return None
     return SHAPES[problem.head_dim] if runs(device, problem.head_dim, problem.block_size) else None
 
@@ -211,13 +226,17 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
-        scale_log2=operands.scale_log2,
+        scale_log2=operands.cap_log2 if problem.capped else operands.scale_log2,
+        cap_scale=operands.scale_log2 if problem.capped else 0.0,
     )
-    in_order, sinks = problem.in_order, problem.has_sinks
+    in_order, sinks, capped = problem.in_order, problem.has_sinks, problem.capped
     spec = SM90_PREFILL_IN_ORDER if in_order else SM90_PREFILL
     if sinks:
         spec = SM90_SINK_PREFILL_IN_ORDER if in_order else SM90_SINK_PREFILL
-    device.launch(spec, (problem.dtype, *shape.template(in_order=in_order, sinks=sinks)), config, params)
+    elif capped:
+        spec = SM90_CAPPED_PREFILL_IN_ORDER if in_order else SM90_CAPPED_PREFILL
+    template = shape.template(in_order=in_order, sinks=sinks, capped=capped)
+    device.launch(spec, (problem.dtype, *template), config, params)
 
 
 ATTENTION.register(Candidate("sm90_prefill", SPECS, _accepts, _launch, order=1))

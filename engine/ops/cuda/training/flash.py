@@ -62,9 +62,9 @@ SPECS = (FLASH_ATTENTION, QUERY_GRADIENT, KEY_GRADIENT)
 HEAD_DIMS = (32, 64, 80, 96, 128)
 WARPS = Constant(4, "of a block")
 ROW_TILES = Constant(2, "of 16 queries, that a warp has")
-TILE_KEYS = Constant(64, "keys at a time")
+TILE_KEYS = Constant(32, "keys at a time")
 GRADIENT_ROWS = Constant(64, "queries, or keys, of a block of the backward")
-GRADIENT_TILE = Constant(64, "keys at a time, for the gradient of queries")
+GRADIENT_TILE = Constant(32, "keys at a time, for the gradient of queries")
 TILE_QUERIES = Constant(32, "queries at a time, for the gradient of keys")
 declare_header(
     "training_flash",
