@@ -61,11 +61,11 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Measure:
             return loop.run_until_complete(work)
 
         monkeypatch.setattr(client_process, "_run", on_this_loop)
+        monkeypatch.setattr(gc, "freeze", lambda: None)  # a client process freezes what it has: here, pytest's
         try:
             client_process.main(theirs, multiprocessing.Value("q", 0))
         finally:
             monkeypatch.undo()
-            gc.unfreeze()  # a client process freezes what it has, and here that is pytest's
             loop.close()
         while not isinstance(message := _next(ours), Result):
             pass
