@@ -80,6 +80,7 @@ class Soak:
         document = json.loads((await self._target.wire.get("/openapi.json", key=CANARY)).body)
         begin = time.monotonic()
         end = begin + self._seconds
+        await self._canaries.start()
         flock = asyncio.create_task(self._canaries.watch())
         sampler = asyncio.create_task(self._sample(begin))
         while time.monotonic() < end and self._target.is_alive():
