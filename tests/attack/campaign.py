@@ -15,6 +15,7 @@ from tests.attack import amplification, disconnects, faults, fuzz, overload, raw
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import Findings
+from tests.attack.kv_cache import fill_kv_cache
 from tests.attack.target import ENGINE, TRACEBACK, Target
 from tests.attack.wire import NoAnswerError
 
@@ -58,6 +59,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         return Attack(target, findings, canaries, document, model, rng, num_requests, end)
 
     num_stalls = len(target.stalls())  # while it started
+    await fill_kv_cache(target, model, random.Random(plan.seed))
     findings.fresh = await target.usage(0.0)
     for part in plan.parts:
         if part != "faults":
