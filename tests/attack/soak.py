@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -27,7 +27,8 @@ from tests.attack import amplification, disconnects, fuzz, overload, raw_http
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import CANARY_FACTOR, MEMORY_GROWTH, Findings, Part
-from tests.attack.target import CANARY, Target, memory_of, num_descriptors, running, serve_command
+from tests.attack.target import CANARY, Target, num_descriptors, running, serve_command
+from tests.attack.wire import request_bytes
 from tests.support.paths import ROOT
 from tests.support.server_fixture import write_tiny_model
 
@@ -35,6 +36,8 @@ from tests.support.server_fixture import write_tiny_model
 WEIGHTS = {fuzz: 6, raw_http: 4, disconnects: 6, overload: 3, amplification: 1}
 TURN = 20.0  # seconds of one part
 SAMPLE = 10.0  # seconds
+PROMPTS_AT_A_TIME, PROMPT_LENGTH = 16, 2000  # of the prompts that fill the KV cache
+FIRST_ID, LAST_ID = 10, 120  # of the tiny model
 WARM_UP = 0.2  # share of the time after which memory and latency must be flat
 LATENCY_GROWTH = 1.5  # of the median canary, end beside beginning: other work on the machine shows in it
 FOLDER = ROOT / "build" / "soak"
@@ -52,6 +55,7 @@ class Sample:
     requests: int
     canary: float  # median since the sample before, as a multiple of its quiet time
     slowest_canary: float  # as a multiple of what it may take: its quiet time and a step
+    memories: dict[str, int] = field(default_factory=dict)  # of each process
 
 
 class Soak:
@@ -68,6 +72,7 @@ class Soak:
         self._attack = ""
 
     async def run(self) -> None:
+        await self._use_all_blocks()
         await self._canaries.learn()
         print(f"quiet: {self._canaries.quiet}", flush=True)
         self._canaries.on_right = self._multiples.append
@@ -93,6 +98,17 @@ class Soak:
         await flock
         sampler.cancel()
 
+    async def _use_all_blocks(self) -> None:
+        """Fill the KV cache: its memory is the process's own only once it has been written."""
+        while await self._target.blocks("free") > 0:
+            for _ in range(PROMPTS_AT_A_TIME):
+                prompt = [self._rng.randrange(FIRST_ID, LAST_ID) for _ in range(PROMPT_LENGTH)]
+                body = json.dumps({"model": self._model, "prompt": prompt, "max_tokens": 1}).encode()
+                connection = await self._target.wire.connect()
+                answer = await connection.ask(request_bytes("POST", "/v1/completions", body, CANARY))
+                connection.close()
+                assert answer.status == 200, answer
+
     async def _sample(self, begin: float) -> None:
         while True:
             await asyncio.sleep(min(SAMPLE, self._seconds / 30))
@@ -100,16 +116,18 @@ class Soak:
             if not found:
                 continue
             pids = self._target.own_pids()
+            memories = self._target.memories()
             slowest, self.part.slowest_canary = self.part.slowest_canary, 0.0
             self.samples.append(
                 Sample(
                     at=time.monotonic() - begin,
                     attack=self._attack,
-                    memory=sum(map(memory_of, pids)),
+                    memory=sum(memories.values()),
                     descriptors=sum(map(num_descriptors, pids)),
                     requests=self.part.requests,
                     canary=statistics.median(found),
                     slowest_canary=slowest,
+                    memories=memories,
                 )
             )
 

@@ -42,6 +42,7 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.process import load_engine
 from tests.support.paths import ROOT
 
+MODULE = "tests.bench.fairness"
 NUM_HEAVY = 20
 HEAVY_STREAMS = 16  # of each heavy key
 LIGHT_ACCOUNT = 99
@@ -105,11 +106,6 @@ class Load:
                 if answer.status_code >= 400:
                     await asyncio.sleep(0.2)
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
@@ -137,19 +133,25 @@ async def _first_token(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def attack(name: str, url: str) -> AsyncIterator[None]:
-    """One of `SCENARIOS`, for as long as the block runs."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits) as client:
+    """One of `SCENARIOS`, for as long as the block runs; its requests come from another process."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, "--only", name, "--load", url)
+    try:
+        if SCENARIOS[name]:
+            await asyncio.sleep(SETTLE)
+        yield
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def send_load(name: str, url: str) -> None:
+    """The heavy keys' requests, until this process is killed."""
+    async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None)) as client:
         load = Load(client)
         for key, body, streams in SCENARIOS[name]:
             for number in range(streams):
                 load.keep_sending(key, {**body, "seed": number})
-        try:
-            if SCENARIOS[name]:
-                await asyncio.sleep(SETTLE)
-            yield
-        finally:
-            await load.stop()
+        await asyncio.Event().wait()
 
 
 def _scenarios() -> dict[str, list[tuple[str, dict[str, Any], int]]]:
@@ -242,7 +244,10 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=tuple(SCENARIOS), help="scenario (default: all)")
     parser.add_argument("--output", type=Path, help="JSON file for the times")
     parser.add_argument("--engine", action="store_true", help="the engine alone, in CPU time")
+    parser.add_argument("--load", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.load:
+        asyncio.run(send_load(options.only[0], options.load))
     times: dict[str, list[float]] = {}
     if options.engine:
         for streams in (0, FAIR_STREAMS, HEAVY_STREAMS):
