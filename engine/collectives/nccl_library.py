@@ -81,7 +81,7 @@ class NcclLibrary:
         status = getattr(self._library, function)(*arguments)
         if status:
             reason = self._library.ncclGetErrorString(status).decode()
-            raise DeviceError(f"{function} failed: {reason} (NCCL_DEBUG=INFO shows more)")
+            raise DeviceError(f"{function} failed: {reason}")
 
     @contextmanager
     def group(self) -> Iterator[None]:

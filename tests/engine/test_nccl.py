@@ -89,7 +89,7 @@ def test_a_rank_that_fails_ends_the_others(library: NcclLibrary) -> None:
 
 
 def test_errors_are_in_the_words_of_nccl(library: NcclLibrary, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"ncclCommInitRank failed: invalid argument \(NCCL_DEBUG=INFO shows more\)"):
+    with pytest.raises(DeviceError, match=r"ncclCommInitRank failed: invalid argument"):
         NcclCommunicator(library, UniqueId(), 0, 1, 0)
     assert library.version == (2, 28, 9)
     assert os.environ[MULTICAST] == "0"
