@@ -30,8 +30,8 @@ IPV6_NETWORK = 64  # bits; a client has all addresses of one
 class LimitsMiddleware:
     """Refuses work beyond a limit with 429 or 503, and says in headers what is left of the key's.
 
-    Only POST begins work, in turn by account. Requests whose key has no entry in the keys file have no limits of their
-    own.
+    All requests start in turn by account. Only POST begins work that is limited, and requests whose key has no entry in
+    the keys file have no limits of their own.
     """
 
     def __init__(self, app: ASGIApp, use: KeyUse, watermark: MemoryWatermark) -> None:
@@ -41,6 +41,8 @@ class LimitsMiddleware:
         self._start_queue = StartQueue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._start_queue.wait_for_start(account_of(scope).id)
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -67,7 +69,6 @@ class LimitsMiddleware:
             return
         scope.setdefault("state", {})["lease"] = lease
         try:
-            await self._start_queue.wait_for_start(account_of(scope).id)
             await self._app(scope, receive, limited_send)
         finally:
             if lease is not None:

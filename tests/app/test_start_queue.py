@@ -25,8 +25,8 @@ class Starts:
         self._pass = 0
         self._middleware = LimitsMiddleware(self._app, KeyUse(), MemoryWatermark(0))
 
-    def request(self, address: str, method: str = "POST") -> asyncio.Task[None]:
-        scope = {"type": "http", "method": method, "path": "/v1/completions", "client": (address, 1)}
+    def request(self, address: str, method: str = "POST", path: str = "/v1/completions") -> asyncio.Task[None]:
+        scope = {"type": "http", "method": method, "path": path, "client": (address, 1)}
         return asyncio.ensure_future(self._middleware(scope, self._none, self._none))
 
     async def run(self, *tasks: asyncio.Task[None]) -> None:
@@ -70,16 +70,23 @@ def test_accounts_start_in_turn_and_each_ones_requests_in_order() -> None:
     asyncio.run(main())
 
 
-def test_one_request_waits_for_nothing_and_what_is_no_work_never_does() -> None:
+def test_a_request_that_comes_alone_starts_at_once() -> None:
     async def main() -> None:
         starts = Starts()
-        for _ in range(3):
-            await starts.request(LIGHT)
-        waiting = [starts.request(HEAVY) for _ in range(100)]
-        reading = [starts.request(LIGHT, "GET") for _ in range(2 * MAX_STARTS)]
-        await asyncio.sleep(0)
-        assert starts.addresses.count(LIGHT) == 3 + len(reading)
-        await starts.run(*waiting)
+        for method in ("POST", "GET", "POST"):
+            task = starts.request(LIGHT, method)
+            await asyncio.sleep(0)
+            assert task.done()
+
+    asyncio.run(main())
+
+
+def test_fault_fairness_hundreds_of_scrapes_that_arrive_together_do_not_hold_up_others() -> None:
+    async def main() -> None:
+        starts = Starts()
+        await starts.run(*(starts.request(HEAVY, "GET", "/metrics") for _ in range(240)), starts.request(LIGHT))
+        assert starts.addresses.index(LIGHT) <= MAX_STARTS + 1
+        assert max(starts.by_pass.values()) <= MAX_STARTS
 
     asyncio.run(main())
 
