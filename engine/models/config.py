@@ -132,6 +132,8 @@ class ModelConfig:
         """Operations of its layers that few models have."""
         attentions, mlps = (layer.attention for layer in self.layers), [layer.mlp for layer in self.layers]
         found: set[RareOp] = {"relu"} if any(mlp.activation in ("relu", "relu2") for mlp in mlps) else set()
+        if any(layer.adds_norm(half.norms) for layer in self.layers for half in (layer.attention, layer.mlp)):
+            found.add("rmsnorm_add")
         for attention in attentions:
             if attention.soft_cap is not None:
                 found.add("soft_cap")

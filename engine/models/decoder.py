@@ -136,6 +136,15 @@ class Decoder:
         chosen = buffers.last_residual[: logits_indices.shape[0]]
         return self._logits(self.ops.embedding(logits_indices, buffers.residual, out=chosen), buffers)
 
+    def gather(self, logits: Tensor, buffers: StepBuffers) -> Tensor:
+        """Logits [S, V] of the whole vocabulary on rank 0, of those that each rank has; on others nothing of use."""
+        if self._ranks is None:
+            return logits
+        everything = buffers.logits[: logits.shape[0]]
+        out = everything if self._ranks.index == 0 else None
+        self._ranks.gather_columns(logits, out, first=self._first_token, whole=self._num_tokens)
+        return everything
+
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
         self._select(None)
@@ -173,7 +182,7 @@ class Decoder:
     def _logits(self, stream: Tensor, buffers: StepBuffers) -> Tensor:
         """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`.
 
-        Where ranks share the head, rank 0 has them all and others their own.
+        Where ranks share the head, each has its own.
         """
         ops, config, num_logits = self.ops, self.config, stream.shape[0]
         prologue = self._final_norm.prologue(buffers.last_normed[:num_logits])
@@ -182,12 +191,7 @@ class Decoder:
             ops.scale(logits, config.logits_multiplier, out=logits)
         if config.logits_soft_cap is not None:
             ops.soft_cap(logits, config.logits_soft_cap, out=logits)
-        if self._ranks is None:
-            return logits
-        everything = buffers.logits[:num_logits]
-        out = everything if self._ranks.index == 0 else None
-        self._ranks.gather_columns(logits, out, first=self._first_token, whole=self._num_tokens)
-        return everything
+        return logits
 
 
 class DecoderLayer:

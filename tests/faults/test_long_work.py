@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.routing import _IncludedRouter
 
+from tessera.app.generate.admission import CHOICES_AT_A_TIME
 from tessera.app.generate.completion import Completion, num_values
 from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, MAX_INLINE_TEXTS, are_small, checked_token_ids
@@ -184,6 +186,37 @@ def test_fault_stalls_seeds_and_bad_words_of_many_sequences_are_made_at_once(
     seeds = [one.params.seed for one in client.submissions]
     assert len(set(seeds)) == 64
     assert max(seeds) > 2**60
+
+
+def test_fault_stalls_many_bad_words_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    threads = Threads()
+    monkeypatch.setattr(HuggingFaceTokenizer, "encode_all", threads.noting(HuggingFaceTokenizer.encode_all))
+    for count in (1, MAX_INLINE_TEXTS + 1):
+        body = {"model": "tiny", "prompt": [5], "max_tokens": 1, "bad_words": ["hello"] * count}
+        client = FakeClient(always(play([5], finish="length")))
+        answer = call(client, tool_settings(tmp_path), "POST", "/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert client.submissions[0].params.bad_words
+    assert threads == ["MainThread", "MainThread", "MainThread", "text"], "the prompts' texts, then the words"
+
+
+def test_fault_stalls_many_choices_are_made_in_several_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("tessera.app.generate.admission.asyncio", SimpleNamespace(sleep=pause))
+    settings = msgspec.structs.replace(tool_settings(tmp_path), max_choices=1024)
+    for prompts, times in (([[5]], 0), ([[5]] * 4, 3)):
+        pauses.clear()
+        client = FakeClient(always(play([5], finish="length")))
+        body = {"model": "tiny", "prompt": prompts, "n": CHOICES_AT_A_TIME - 32, "max_tokens": 1}
+        answer = call(client, settings, "POST", "/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert pauses == [0] * times
 
 
 def test_fault_stalls_the_widest_parameters_are_verified_in_little_time() -> None:
