@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.drafters.predictor_weights import dummy_predictor, load_predictor
 from tessera.engine.drafters.states import StateDrafter
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.blocks import ACCUMULATE, make_norm
@@ -21,7 +22,6 @@ from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.registry.predictor import NUM_PREDICTORS, predictor_architecture
 from tessera.engine.models.specs import MoESpec
 from tessera.engine.models.weights.build import layer_bytes
-from tessera.engine.models.weights.predictor import dummy_predictor, load_predictor
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.model_runner import ModelRunner, Progress
