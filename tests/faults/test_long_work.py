@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.routing import _IncludedRouter
+from pydantic import ValidationError
 
 from tessera.app.generate.admission import CHOICES_AT_A_TIME
 from tessera.app.generate.completion import Completion, num_values
@@ -24,6 +25,7 @@ from tessera.app.ollama.messages import OllamaMessage, chat_messages
 from tessera.app.openai.chat import routes as chat_routes
 from tessera.app.openai.completions import routes as completion_routes
 from tessera.app.openai.tokenize import routes as tokenize_routes
+from tessera.app.openai.tokenize.schema import DetokenizeRequest, _validate_token_ids
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.server.http_server import prepare_routes
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
@@ -198,6 +200,18 @@ def test_fault_stalls_many_bad_words_are_encoded_in_a_thread(monkeypatch: pytest
         assert answer.status_code == 200, answer.text
         assert client.submissions[0].params.bad_words
     assert threads == ["MainThread", "MainThread", "MainThread", "text"], "the prompts' texts, then the words"
+
+
+def test_fault_stalls_a_million_ids_are_validated_without_pydantic() -> None:
+    def validate(value: Any, outer_location: str | int | None = None, /) -> Any:
+        raise AssertionError("pydantic holds the interpreter's lock for all of them")
+
+    ids = [*range(1000), -(2**63), 2**63 - 1]
+    assert _validate_token_ids(ids, validate) == ids
+    assert DetokenizeRequest.model_validate({"tokens": [*ids, 2**63]}).tokens[-1] == 2**63
+    for wrong in ([True], ["1"], [1.5], [None], [2**63 + 1], 5):
+        with pytest.raises(ValidationError):
+            DetokenizeRequest.model_validate({"tokens": wrong})
 
 
 def test_fault_stalls_many_choices_are_made_in_several_turns_of_the_loop(
