@@ -258,6 +258,12 @@ def norm_config(rows: int, hidden: int, most_blocks: int) -> LaunchConfig | None
     return config if hidden % CHUNK == 0 and hidden <= config.block[0] * CHUNK * NORM_CHUNKS else None
 
 
+def launch_own_ids(device: CudaDevice, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> None:
+    """See `Collectives.own_ids`."""
+    config = LaunchConfig((ceil_div(ids.size, THREADS), 1, 1), (THREADS, 1, 1))
+    device.launch(OWN_IDS, (), config, OwnIdsParams(ids, sampled, out, ids.size, first))
+
+
 class SliceOps(Ops):
     device: CudaDevice
 
