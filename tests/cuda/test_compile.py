@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from cuda.bindings import nvrtc
 
 from tessera.engine.contract.errors import CompileError
 from tessera.engine.cuda import compiler, headers
@@ -338,18 +339,18 @@ class PtxCompiler(Compiler):
 
 def ptx_of(handle: Any) -> bytes:
     """In the place of `compiler._code`."""
-    status, size = compiler.nvrtc.nvrtcGetPTXSize(handle)
+    status, size = nvrtc.nvrtcGetPTXSize(handle)
     compiler._check(status, "nvrtcGetPTXSize")
     ptx = bytearray(size)
-    compiler._check(compiler.nvrtc.nvrtcGetPTX(handle, ptx)[0], "nvrtcGetPTX")
+    compiler._check(nvrtc.nvrtcGetPTX(handle, ptx)[0], "nvrtcGetPTX")
     return bytes(ptx)
 
 
-def compile_all(nvrtc: Compiler, pairs: list[Instantiation], monkeypatch: pytest.MonkeyPatch) -> list[Cubin]:
+def compile_all(with_compiler: Compiler, pairs: list[Instantiation], monkeypatch: pytest.MonkeyPatch) -> list[Cubin]:
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, FAST))
     monkeypatch.setattr(compiler, "NAMES_PER_PROGRAM", 16)  # headers are read once for each program
     with ThreadPoolExecutor(os.cpu_count()) as workers:
-        cubins = list(workers.map(nvrtc.compile, group_programs(pairs)))
+        cubins = list(workers.map(with_compiler.compile, group_programs(pairs)))
     names = [name for cubin in cubins for name in cubin.lowered_names]
     assert sorted(names) == sorted(spec.instantiation(template) for spec, template in pairs)
     return cubins
