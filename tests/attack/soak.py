@@ -27,8 +27,8 @@ from tests.attack import amplification, disconnects, fuzz, overload, raw_http
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import CANARY_FACTOR, MEMORY_GROWTH, Findings, Part
+from tests.attack.kv_cache import fill_kv_cache
 from tests.attack.target import CANARY, Target, num_descriptors, running, serve_command
-from tests.attack.wire import request_bytes
 from tests.support.paths import ROOT
 from tests.support.server_fixture import write_tiny_model
 
@@ -36,8 +36,6 @@ from tests.support.server_fixture import write_tiny_model
 WEIGHTS = {fuzz: 6, raw_http: 4, disconnects: 6, overload: 3, amplification: 1}
 TURN = 20.0  # seconds of one part
 SAMPLE = 10.0  # seconds
-PROMPTS_AT_A_TIME, PROMPT_LENGTH = 16, 2000  # of the prompts that fill the KV cache
-FIRST_ID, LAST_ID = 10, 120  # of the tiny model
 WARM_UP = 0.2  # share of the time after which memory and latency must be flat
 LATENCY_GROWTH = 1.5  # of the median canary, end beside beginning: other work on the machine shows in it
 FOLDER = ROOT / "build" / "soak"
@@ -72,7 +70,7 @@ class Soak:
         self._attack = ""
 
     async def run(self) -> None:
-        await self._use_all_blocks()
+        await fill_kv_cache(self._target, self._model, self._rng)
         await self._canaries.learn()
         print(f"quiet: {self._canaries.quiet}", flush=True)
         self._canaries.on_right = self._multiples.append
@@ -80,6 +78,7 @@ class Soak:
         document = json.loads((await self._target.wire.get("/openapi.json", key=CANARY)).body)
         begin = time.monotonic()
         end = begin + self._seconds
+        await self._canaries.start()
         flock = asyncio.create_task(self._canaries.watch())
         sampler = asyncio.create_task(self._sample(begin))
         while time.monotonic() < end and self._target.is_alive():
@@ -97,17 +96,6 @@ class Soak:
         self._canaries.stop()
         await flock
         sampler.cancel()
-
-    async def _use_all_blocks(self) -> None:
-        """Fill the KV cache: its memory is the process's own only once it has been written."""
-        while await self._target.blocks("free") > 0:
-            for _ in range(PROMPTS_AT_A_TIME):
-                prompt = [self._rng.randrange(FIRST_ID, LAST_ID) for _ in range(PROMPT_LENGTH)]
-                body = json.dumps({"model": self._model, "prompt": prompt, "max_tokens": 1}).encode()
-                connection = await self._target.wire.connect()
-                answer = await connection.ask(request_bytes("POST", "/v1/completions", body, CANARY))
-                connection.close()
-                assert answer.status == 200, answer
 
     async def _sample(self, begin: float) -> None:
         while True:

@@ -3,7 +3,8 @@
     python -m tests.bench.fairness
 
 serves the demonstration model on the CPU with a key for each client. `--tree` serves another checkout, for figures
-before a change. The light key sends one short streamed request after the other.
+before a change. The light key sends short streamed requests, about half of what its share of the engine allows: beyond
+its share it would wait, as the others do.
 
     python -m tests.bench.fairness --engine
 
@@ -51,6 +52,10 @@ START_TIMEOUT = 120.0
 SETTLE = 3.0  # seconds that the heavy keys have before the light one begins
 TOO_LATE = 120.0  # seconds: a first token that did not come by then counts as that late
 CONTEXT = 2000  # tokens of a long prompt
+PAUSE = 0.1  # seconds
+LIGHT_SERVICE = 49  # of a request of the light key: its prompt, and twice its tokens
+# Tokens of all keys between two of them, so that the light key uses half its share; each is 2 of service.
+SHARED_TOKENS = LIGHT_SERVICE * (NUM_HEAVY + 1)
 
 LIGHT = {"prompt": "Once upon a time there was", "max_tokens": 8, "stream": True, "ignore_eos": True}
 HEAVY = {"prompt": "The history of the city begins with", "max_tokens": 200, "ignore_eos": True}
@@ -184,8 +189,19 @@ async def measure(name: str, url: str, count: int, seconds: float) -> list[float
         end = time.monotonic() + seconds
         while len(found) < count and (not found or time.monotonic() < end):
             found.append(await time_to_first_token(light))
-            await asyncio.sleep(0.05)
+            before = await num_tokens(light)
+            await asyncio.sleep(PAUSE)
+            while SCENARIOS[name] and await num_tokens(light) < before + SHARED_TOKENS and time.monotonic() < end:
+                await asyncio.sleep(PAUSE)
     return sorted(found)
+
+
+async def num_tokens(client: httpx.AsyncClient) -> float:
+    """Tokens that the server has generated for all keys, as of the last second."""
+    text = (await client.get("/metrics", headers=bearer("light"))).text
+    found = re.search(r"^tessera:generation_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 def measure_engine(streams: int, count: int) -> list[float]:
