@@ -67,8 +67,8 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
     [
         (
             {"speculative_config": {"method": "medusa"}},
-            "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix or "
-            "draft_model or eagle3 or mtp), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
+            "--speculative-config: method must be one of ngram, suffix, draft_model, eagle3, mtp, ngram_gpu, "
+            "glm4_moe_mtp, mimo_mtp, ernie_mtp, not 'medusa'",
         ),
         ({"speculative_config": {"rejection": 1}}, "--speculative-config: Object contains unknown field `rejection`"),
         (
@@ -101,7 +101,7 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         ),
         (
             {"speculative_config": {"method": "mtp", "model": "small"}},
-            "--speculative-config: model is for the method draft_model or eagle3, not for mtp",
+            "--speculative-config: the method mtp takes no model: its layer is in the served model's folder",
         ),
         (
             {"speculation": "on", "speculative_method": "mtp", "tensor_parallel_size": 2},
