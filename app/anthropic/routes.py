@@ -32,7 +32,7 @@ async def create_message(http_request: Request) -> Response:
     request, model = admission.request, admission.model
     seal, tenant = seal_of(http_request), admission.tenant
     prepared = await prepare_chat(http_request, model, request, lambda sealed: seal.open(sealed, tenant))
-    generation = admission.start_chat(prepared.chat, prepared.prompt)
+    generation = await admission.start_chat(prepared.chat, prepared.prompt)
     room = model.info.max_model_len - len(prepared.prompt.token_ids)
     events = MessageEvents(
         request.model,

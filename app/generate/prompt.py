@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tessera.app.generate.sampling import bad_word_ids
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.format import ReasoningStart
 from tessera.app.schema.chat import ChatRequest, ConversationFields
@@ -52,6 +53,12 @@ async def encode_texts(
 def are_small(texts: Sequence[str]) -> bool:
     """Whether texts may be encoded on the event loop."""
     return len(texts) <= MAX_INLINE_TEXTS and sum(map(len, texts)) <= MAX_INLINE_CHARS
+
+
+async def encode_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Token ids of words that completions must not have. Raises InvalidRequestError for one without tokens."""
+    encode = partial(bad_word_ids, words, model.tokenizer)
+    return encode() if are_small(words) else await model.workers.run(encode, timeout=PROMPT_TIMEOUT)
 
 
 async def encode_prediction(model: ServedModel, text: str) -> TokenIds:

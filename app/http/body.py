@@ -21,6 +21,9 @@ from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
+MAX_JSON_VALUES = (
+    2**20 + 2**16
+)  # values of one body, which the parser makes without letting go of the interpreter's lock
 MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
 MAX_INLINE_VALUES = 2**12  # of a response that is built on the event loop, in a few milliseconds
@@ -32,6 +35,7 @@ T = TypeVar("T")
 
 # A string, which ends with the text if nothing else ends it, or a bracket.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+_STRING_OR_COMMA = re.compile(rb'"(?:[^"\\]+|\\.)*"?|,', re.DOTALL)
 _one_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
 _response_thread = ThreadPoolExecutor(1, thread_name_prefix="response")
 
@@ -150,6 +154,8 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     # A body with fewer brackets cannot be nested that deeply: most need no scan.
     if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
         _check_nesting(body)
+    if body.count(b",") >= MAX_JSON_VALUES:
+        _check_num_values(body)
     try:
         parsed = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -209,3 +215,12 @@ def _check_nesting(body: bytes) -> None:
                 )
         elif first in b"]}":
             depth -= 1
+
+
+def _check_num_values(body: bytes) -> None:
+    """Refuse what has too many values. Commas in strings are text."""
+    num_commas = 0
+    for match in _STRING_OR_COMMA.finditer(body):
+        num_commas += body[match.start()] == ord(",")
+        if num_commas >= MAX_JSON_VALUES:
+            raise InvalidRequestError(f"The body has more than {MAX_JSON_VALUES} values.", code="invalid_json")

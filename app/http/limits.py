@@ -1,4 +1,4 @@
-"""Limits before any route sees a request: the machine's memory, and those of the request's key."""
+"""Limits before any route sees a request: the machine's memory, those of the request's key, and its turn to start."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tessera.app.keys.key_ring import KeyHolder, account_of_owner, background_ac
 from tessera.app.limits.key_use import KeyUse
 from tessera.app.limits.lease import Lease
 from tessera.app.limits.memory_watermark import MemoryWatermark
+from tessera.app.limits.start_queue import StartQueue
 from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef
 
@@ -29,15 +30,19 @@ IPV6_NETWORK = 64  # bits; a client has all addresses of one
 class LimitsMiddleware:
     """Refuses work beyond a limit with 429 or 503, and says in headers what is left of the key's.
 
-    Only POST begins work. Requests whose key has no entry in the keys file have no limits of their own.
+    All requests start in turn by account. Only POST begins work that is limited, and requests whose key has no entry in
+    the keys file have no limits of their own.
     """
 
     def __init__(self, app: ASGIApp, use: KeyUse, watermark: MemoryWatermark) -> None:
         self._app = app
         self._use = use
         self._watermark = watermark
+        self._start_queue = StartQueue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._start_queue.wait_for_start(account_of(scope).id)
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Bounds on what is used, counted over all app processes: use and limits of keys, and the machine's memory.
+"""Bounds on what is used: use and limits of keys over all app processes, the machine's memory, the event loop's time.
 
-Public: `key_use.KeyUse`, `lease.Lease`, `memory_watermark.MemoryWatermark`, `shared_memory`.
+Public: `key_use.KeyUse`, `lease.Lease`, `memory_watermark.MemoryWatermark`, `shared_memory`, `start_queue.StartQueue`.
 """

@@ -57,7 +57,7 @@ async def chat(http_request: Request) -> Response:
     chat = await run_in_turn(http_request, partial(chat_of, name), request)
     prompt = await render_chat(model, chat)
     head = _head(admission, chat)
-    generation = admission.start_chat(chat, prompt)
+    generation = await admission.start_chat(chat, prompt)
     return await _answer(admission, ChatLines(head, generation))
 
 
@@ -78,12 +78,12 @@ async def generate(http_request: Request) -> Response:
     if takes_prompt_as_it_is(request, model):
         token_ids = await raw_prompt(model, request)
         head = _head(admission, chat)
-        generation = admission.start(chat, [token_ids], param="prompt", standalone=[False])
+        generation = await admission.start(chat, [token_ids], param="prompt", standalone=[False])
     else:
         prompt = await chat_prompt(model, request, chat)
         token_ids = prompt.token_ids
         head = _head(admission, chat)
-        generation = admission.start_chat(chat, prompt, param="prompt")
+        generation = await admission.start_chat(chat, prompt, param="prompt")
     return await _answer(admission, GenerateLines(head, generation, None if request.raw else token_ids))
 
 

@@ -39,6 +39,27 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(BROADCAST_PARAMS) {
   peers.finish();
 }
 
+// x = the largest of all ranks' x.
+//   in:  x [size] uint64, boxes [ranks + 1] addresses
+//   out: x [size] uint64
+// Layout: contiguous. At most DATA_BYTES.
+// Grid: 1. Block: THREADS. Shared memory: none.
+// Unit of work: elements of a thread, the block's threads apart.
+__global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_PARAMS) {
+  Peers peers(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_MAX);
+  for (int i = threadIdx.x; i < size; i += THREADS) peers.data<unsigned long long>(rank)[i] = x[i];
+  peers.meet(START);
+  for (int i = threadIdx.x; i < size; i += THREADS) {
+    unsigned long long largest = x[i];
+    for (int other = 0; other < ranks; ++other) {
+      const unsigned long long theirs = load_updated(peers.data<unsigned long long>(other) + i);
+      largest = theirs > largest ? theirs : largest;
+    }
+    x[i] = largest;
+  }
+  peers.finish();
+}
+
 // out[t] = ids[t] - first, or LARGEST_ID where that is negative. Where `sampled` is given, a negative id -1 -
 // n stands for sampled[n].
 //   in:  ids [size] int32, sampled [any] int32 or null

@@ -109,7 +109,7 @@ class Peers {
       const unsigned seen = load_acquire_system(mine);
       if (static_cast<int>(seen - (epoch_ + 1)) >= 0) return;
       if (polls % POLLS == 0) {
-        const Wait wait{kind_, static_cast<unsigned>(other), phase, epoch_ + 1, seen};
+        const Wait wait{kind_, static_cast<unsigned>(other), static_cast<unsigned>(phase), epoch_ + 1, seen};
         begun = check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
                            reinterpret_cast<unsigned*>(box(rank_)) + 2);
       }

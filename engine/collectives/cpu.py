@@ -16,12 +16,11 @@ Array = np.ndarray[Any, Any]
 
 
 class RankMemory:
-    """The arrays and numbers that the ranks of a group share."""
+    """The arrays that the ranks of a group share."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
         self.rendezvous = rendezvous
         self.arrays: list[Array] = [np.empty(0)] * rendezvous.size
-        self.numbers = [0] * rendezvous.size
 
 
 class CpuCollectives(Collectives):
@@ -31,7 +30,7 @@ class CpuCollectives(Collectives):
     """
 
     def __init__(self, index: int, memory: RankMemory) -> None:
-        self.index, self.size = index, memory.rendezvous.size
+        super().__init__(index, memory.rendezvous)
         self._memory = memory
 
     @np.errstate(all="ignore")
@@ -89,15 +88,11 @@ class CpuCollectives(Collectives):
             x.numpy()[...] = arrays[0]
         self._wait()
 
-    def least(self, value: int) -> int:
-        self._memory.numbers[self.index] = value
-        self.wait_for_all()
-        found = min(self._memory.numbers)
-        self.wait_for_all()
-        return found
-
-    def wait_for_all(self) -> None:
-        self._memory.rendezvous.wait(self.index, patient=True)
+    def all_reduce_max(self, x: Tensor) -> None:
+        arrays = self._show(x.numpy())
+        largest = np.maximum.reduce(arrays)
+        self._wait()
+        x.numpy()[...] = largest
 
     def _sum(self, values: Array) -> Array:
         """Of all ranks' values, in their order."""
@@ -115,4 +110,4 @@ class CpuCollectives(Collectives):
         return self._memory.arrays
 
     def _wait(self) -> None:
-        self._memory.rendezvous.wait(self.index)
+        self.rendezvous.wait(self.index)

@@ -8,11 +8,13 @@ import numpy as np
 
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.collectives.peers import PeerGroup
-from tessera.engine.contract.errors import ConfigError, DeviceError
+from tessera.engine.collectives.trial import try_sums
+from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
+    ALL_REDUCE_MAX,
     ALL_REDUCE_NORM,
     ALL_REDUCE_PARTS,
     BOX_BYTES,
@@ -20,20 +22,19 @@ from tessera.engine.ops.cuda.collectives import (
     GATHER_COLUMNS,
     MAX_BLOCKS,
     MOST_AT_ONCE,
-    OWN_IDS,
-    THREADS,
+    AllReduceMaxParams,
     AllReduceNormParams,
     AllReduceParams,
     AllReducePartsParams,
     Board,
     BroadcastParams,
     GatherColumnsParams,
-    OwnIdsParams,
     instantiations,
+    launch_own_ids,
     meeting_config,
     norm_config,
 )
-from tessera.engine.ops.cuda.types import CHUNK, aligned, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
 from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
 
 STEP_PATIENCE = 4.0  # seconds
@@ -55,7 +56,7 @@ class CudaCollectives(Collectives):
 
         Raises: ConfigError where a device cannot see another's; RankError.
         """
-        self.index, self.size = index, group.rendezvous.size
+        super().__init__(index, group.rendezvous)
         self.starting, self.patience = True, STEP_PATIENCE
         self._group, self._device = group, device
         self._box = empty((BOX_BYTES,), uint8, device)
@@ -81,15 +82,7 @@ class CudaCollectives(Collectives):
         """
         self._device.compile(instantiations((cuda_type(dtype),)))
         self.wait_for_all()
-        for size in (THREADS, MOST_AT_ONCE + CHUNK):
-            x = from_numpy(np.full((1, size), self.index + 1, dtype), self._device)
-            self.all_reduce(x)
-            wrong = int(np.count_nonzero(x.numpy() != self.size * (self.size + 1) // 2))
-            if wrong:
-                raise DeviceError(
-                    f"{self._device.name} (rank {self.index}) gets {wrong} wrong sums of {size} over the ranks: the "
-                    "host connects the devices, but one does not read what another writes"
-                )
+        try_sums(self, self._device, dtype)
         self.wait_for_all()
         logger.info("rank %d on %s (%s) sums with the others", self.index, self._device.name, self._device.device_name)
 
@@ -135,8 +128,7 @@ class CudaCollectives(Collectives):
         self._launch(GATHER_COLUMNS, (), config, params)
 
     def own_ids(self, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> Tensor:
-        config = LaunchConfig((ceil_div(ids.size, THREADS), 1, 1), (THREADS, 1, 1))
-        self._launch(OWN_IDS, (), config, OwnIdsParams(ids, sampled, out, ids.size, first))
+        launch_own_ids(self._device, ids, sampled, first, out)
         return out
 
     def norm_columns(self, x: Tensor, weight: Tensor, eps: float, *, first: int, centred: bool) -> None:
@@ -146,15 +138,9 @@ class CudaCollectives(Collectives):
         params = BroadcastParams(x, self._boxes, x.size, self.index, self.size, self._patience)
         self._launch(BROADCAST, (), meeting_config(1), params)
 
-    def least(self, value: int) -> int:
-        self._group.numbers[self.index] = value
-        self.wait_for_all()
-        found = min(self._group.numbers)
-        self.wait_for_all()
-        return found
-
-    def wait_for_all(self) -> None:
-        self._group.rendezvous.wait(self.index, patient=True)
+    def all_reduce_max(self, x: Tensor) -> None:
+        params = AllReduceMaxParams(x, self._boxes, x.size, self.index, self.size, self._patience)
+        self._launch(ALL_REDUCE_MAX, (), meeting_config(1), params)
 
     @property
     def _patience(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.tensor import Tensor
 
 
@@ -15,12 +16,14 @@ class Collectives(ABC):
 
     Attributes:
         index, size: this rank, and how many there are.
+        rendezvous: of the ranks' threads.
 
     Raises: RankError where another rank failed or does not come.
     """
 
-    index: int
-    size: int
+    def __init__(self, index: int, rendezvous: Rendezvous) -> None:
+        self.index, self.size = index, rendezvous.size
+        self.rendezvous = rendezvous
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> None:
@@ -61,9 +64,13 @@ class Collectives(ABC):
         """x becomes rank 0's."""
 
     @abstractmethod
+    def all_reduce_max(self, x: Tensor) -> None:
+        """x [S] uint64 becomes the largest of all ranks' x."""
+
     def least(self, value: int) -> int:
         """Of all ranks' values; on the host, and however long ranks take to come."""
+        return min(self.rendezvous.exchange(self.index, value))
 
-    @abstractmethod
     def wait_for_all(self) -> None:
         """Return when all ranks have come; on the host, and however long they take."""
+        self.rendezvous.wait(self.index, patient=True)

@@ -24,20 +24,18 @@ class PeerGroup:
     Attributes:
         devices, boxes: of each rank, once it has joined; a box is an address in its device's memory.
         boards: words of the host's memory that each rank's kernels see; see `Board`.
-        numbers: for `CudaCollectives.least`.
     """
 
     rendezvous: Rendezvous
     devices: list[CudaDevice | None] = field(init=False)
     boxes: list[int] = field(init=False)
     boards: list[Words | None] = field(init=False)
-    numbers: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         size = self.rendezvous.size
         if size > MAX_RANKS:
             raise ConfigError(f"--tensor-parallel-size {size} is more than the {MAX_RANKS} GPUs that can share a model")
-        self.devices, self.boxes, self.boards, self.numbers = [None] * size, [0] * size, [None] * size, [0] * size
+        self.devices, self.boxes, self.boards = [None] * size, [0] * size, [None] * size
         self.rendezvous.on_failure = self.stop
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from tessera.engine.contract.errors import RankError
 
@@ -15,6 +16,8 @@ NOTE_SECONDS = 10.0  # between two log lines of a rank that waits patiently
 BUSY_SHARE = 0.05  # of the time between two looks that a rank's thread must have computed not to hang
 
 logger = logging.getLogger("tessera.engine")
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Rendezvous:
         self.states = [RankState() for _ in range(self.size)]
         self._changed = threading.Condition()
         self._rounds = 0
+        self._shown: list[object] = [None] * self.size
         self._error: RankError | None = None
 
     def begin(self, index: int) -> None:
@@ -97,6 +101,14 @@ class Rendezvous:
                     self.on_hang(self._error)
                     raise self._error
         state.wait_seconds += time.monotonic() - begun
+
+    def exchange(self, index: int, value: T) -> list[T]:
+        """Every rank's value, in the order of the ranks; however long they take to come. Raises: RankError."""
+        self._shown[index] = value
+        self.wait(index, patient=True)
+        found = cast(list[T], list(self._shown))
+        self.wait(index, patient=True)
+        return found
 
     def _note(self, index: int, late: list[int], seconds: float) -> None:
         others = ", ".join(f"rank {number} (at {self.states[number].stage})" for number in late)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from tessera.engine.contract.errors import ConfigError, DeviceError
+from tessera.engine.contract.errors import DeviceError
 from tessera.engine.cuda.cache import CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import Compiler, Program, group_programs
 from tessera.engine.cuda.driver import (
@@ -113,13 +113,8 @@ class CudaDevice(Device):
     def see_memory_of(self, other: CudaDevice) -> None:
         """Let kernels of this device read and write the other's memory.
 
-        Raises: ConfigError where the host does not connect them so; DeviceError.
+        Raises: DeviceError, also where `driver.sees_memory` says that they cannot.
         """
-        if not check(driver.cuDeviceCanAccessPeer, self._handle, other._handle):
-            raise ConfigError(
-                f"{self.name} cannot see the memory of {other.name} (no NVLink, and no peer access over PCIe), which "
-                "--tensor-parallel-size needs"
-            )
         self.activate()
         (status,) = driver.cuCtxEnablePeerAccess(other._context, 0)
         if status and status != driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:

@@ -83,6 +83,11 @@ def _examine(index: int) -> FoundDevice:
     )
 
 
+def sees_memory(index: int, other: int) -> bool:
+    """Whether kernels of one device may read and write another's memory. Raises: DeviceError."""
+    return bool(check(driver.cuDeviceCanAccessPeer, check(driver.cuDeviceGet, index), check(driver.cuDeviceGet, other)))
+
+
 def device_name(handle: Any) -> str:
     """Such as `NVIDIA H200`."""
     return str(check(driver.cuDeviceGetName, 128, handle).split(b"\0")[0].decode())

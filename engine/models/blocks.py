@@ -77,6 +77,7 @@ class ResidualAdd:
         self._multiplier = layer.residual_multiplier
         self._ranks = ranks
         self._adds_product = layer.adds_product(norms)
+        self._adds_norm = layer.adds_norm(norms)
         self.fused = ranks is None and self._adds_product
         is_summed = ranks is not None and self._adds_product
         self._next_norm = (
@@ -113,11 +114,15 @@ class ResidualAdd:
             if self._adds_product and ranks.all_reduce_add(update, stream):
                 return
             ranks.all_reduce(update)
-        if self._after is not None:
-            self._after.apply(ops, update, out=update)
-        if self._multiplier != 1.0:
-            ops.scale(update, self._multiplier, out=update)
-        ops.add(stream, update, out=stream)
+        if self._adds_norm:
+            assert self._after is not None
+            ops.rmsnorm_add(update, self._after.weights.weight, self._after.spec.eps, out=stream)
+        else:
+            if self._after is not None:
+                self._after.apply(ops, update, out=update)
+            if self._multiplier != 1.0:
+                ops.scale(update, self._multiplier, out=update)
+            ops.add(stream, update, out=stream)
         if self._of_sum is not None:
             self._of_sum.apply(ops, stream, out=stream)
 

@@ -73,6 +73,7 @@ class Decoder:
             is_normed = bool(layers) and layers[-1].has_normed
             tables = rope_tables.tables
             layers.append(DecoderLayer(spec, layer, ops, cache, tables, ranks, next_norm, is_normed=is_normed))
+        self._output_tap: Tap | None = None
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer | TappedLayer] = [*layers]
         if self._stream is not None:
@@ -88,8 +89,12 @@ class Decoder:
             self._embedding_multiplier = float(np.float32(config.embedding_multiplier).astype(dtype))
 
     def tap(self, index: int, tap: Tap) -> None:
-        """Have every later forward call `tap` with the stream before layer `index`."""
-        self._layers[index] = TappedLayer(self._layers[index], tap)
+        """Have every later forward call `tap` with the stream before layer `index`, or after the last layer, which then
+        computes every token."""
+        if index == len(self._layers):
+            self._output_tap = tap
+        else:
+            self._layers[index] = TappedLayer(self._layers[index], tap)
 
     def forward(
         self,
@@ -111,7 +116,7 @@ class Decoder:
         """
         self._select(None if adapters is None else adapters.tokens)
         stream = self._embed(input_ids, metadata, buffers, sampled)
-        if last is not None:
+        if last is not None and self._output_tap is None:
             assert logits_indices is not None, "`last` describes chosen tokens"
             for layer in self._layers[:-1]:
                 layer.forward(stream, metadata, buffers)
@@ -121,6 +126,8 @@ class Decoder:
             return self._logits(stream, buffers)
         for layer in self._layers:
             layer.forward(stream, metadata, buffers)
+        if self._output_tap is not None:
+            self._output_tap(stream, metadata)
         return self._logits(stream, buffers) if logits_indices is None else self.project(logits_indices, buffers)
 
     def project(self, logits_indices: Tensor, buffers: StepBuffers) -> Tensor:
@@ -128,6 +135,15 @@ class Decoder:
         take the place of the last ones."""
         chosen = buffers.last_residual[: logits_indices.shape[0]]
         return self._logits(self.ops.embedding(logits_indices, buffers.residual, out=chosen), buffers)
+
+    def gather(self, logits: Tensor, buffers: StepBuffers) -> Tensor:
+        """Logits [S, V] of the whole vocabulary on rank 0, of those that each rank has; on others nothing of use."""
+        if self._ranks is None:
+            return logits
+        everything = buffers.logits[: logits.shape[0]]
+        out = everything if self._ranks.index == 0 else None
+        self._ranks.gather_columns(logits, out, first=self._first_token, whole=self._num_tokens)
+        return everything
 
     def hidden_states(self, input_ids: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> Tensor:
         """As `forward`, but the final norm's output [T, H] of every token instead of logits."""
@@ -166,7 +182,7 @@ class Decoder:
     def _logits(self, stream: Tensor, buffers: StepBuffers) -> Tensor:
         """Of at most `max_logits` rows [S, H] of the residual stream -> [S, V] float32 in `buffers`.
 
-        Where ranks share the head, rank 0 has them all and others their own.
+        Where ranks share the head, each has its own.
         """
         ops, config, num_logits = self.ops, self.config, stream.shape[0]
         prologue = self._final_norm.prologue(buffers.last_normed[:num_logits])
@@ -175,12 +191,7 @@ class Decoder:
             ops.scale(logits, config.logits_multiplier, out=logits)
         if config.logits_soft_cap is not None:
             ops.soft_cap(logits, config.logits_soft_cap, out=logits)
-        if self._ranks is None:
-            return logits
-        everything = buffers.logits[:num_logits]
-        out = everything if self._ranks.index == 0 else None
-        self._ranks.gather_columns(logits, out, first=self._first_token, whole=self._num_tokens)
-        return everything
+        return logits
 
 
 class DecoderLayer:

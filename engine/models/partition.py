@@ -16,6 +16,7 @@ import numpy as np
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.specs import AttentionSpec, LayerSpec, MLPSpec, MoESpec
+from tessera.engine.ops.sampling_interface import RANDOM_GROUP
 
 Rows = np.ndarray[Any, np.dtype[np.int64]]
 Cut = Literal["vocabulary", "heads", "query_heads", "attended", "inner_rows", "inner_columns", "head_norm"]
@@ -73,6 +74,18 @@ class Share:
 
 
 WHOLE = Share()
+
+
+def shares(count: int, size: int) -> list[range]:
+    """Of elements 0 to count - 1; all ranks have about as many, in the largest step that allows it."""
+    step = next((step for step in STEPS if count % step == 0 and count // step >= LEAST_STEPS * size), 1)
+    steps = count // step
+    return [range(steps * index // size * step, steps * (index + 1) // size * step) for index in range(size)]
+
+
+def slices_are_groups(vocab_size: int, size: int) -> bool:
+    """Whether each rank's share of the vocabulary begins with a whole group of token ids, and has any."""
+    return all(share.start % RANDOM_GROUP == 0 and len(share) > 0 for share in shares(vocab_size, size))
 
 
 class Partition:
@@ -178,11 +191,7 @@ class Partition:
         return half.down_bias and self._is_first
 
     def _range(self, count: int) -> range:
-        """Of elements 0 to count - 1; all ranks have about as many, in the largest step that allows it."""
-        index, size = self.rank.index, self.rank.size
-        step = next((step for step in STEPS if count % step == 0 and count // step >= LEAST_STEPS * size), 1)
-        steps = count // step
-        return range(steps * index // size * step, steps * (index + 1) // size * step)
+        return shares(count, self.rank.size)[self.rank.index]
 
     def _query_heads(self, spec: AttentionSpec) -> Rows:
         count = spec.num_heads // self.rank.size

@@ -155,6 +155,10 @@ class LayerSpec:
         """Whether what the half with these norms adds is its last product as it is."""
         return norms.after is None and norms.of_sum is None and self.residual_multiplier == 1.0
 
+    def adds_norm(self, norms: HalfNorms) -> bool:
+        """Whether what the half with these norms adds is an RMSNorm of its last product."""
+        return norms.after is not None and norms.after.kind == "rmsnorm" and self.residual_multiplier == 1.0
+
 
 @dataclass(frozen=True)
 class ClassifierSpec:

@@ -26,7 +26,7 @@ from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32, uint8
 __all__ = ["AttentionMetadata", "HeadTransform", "Ops", "RareOp"]
 
 # Operations that few models have: attention with a soft cap or sinks, and methods of `Ops`.
-RareOp = Literal["soft_cap", "sinks", "relu", "norm_columns", "rotate"]
+RareOp = Literal["soft_cap", "sinks", "relu", "rmsnorm_add", "norm_columns", "rotate"]
 
 
 class Ops(LinearOps, MoEOps, AttentionOps, EncoderOps, SamplingOps):

@@ -27,6 +27,15 @@ class LayerOps(CheckedOps):
             self._rmsnorm(x, weight, eps, out)
         return out
 
+    def rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor) -> Tensor:
+        """out [T, H] += rmsnorm(x, weight, eps), which is rounded to the dtype first; `out` is not x."""
+        self._check(x=x, weight=weight, out=out)
+        _require(x.ndim == 2 and weight.shape == x.shape[1:] and weight.dtype == x.dtype, "rmsnorm_add", x, weight)
+        _require(out.shape == x.shape and out.dtype == x.dtype, "rmsnorm_add out", x, out)
+        if x.size:
+            self._rmsnorm_add(x, weight, eps, out)
+        return out
+
     def layernorm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
     ) -> Tensor:
@@ -108,6 +117,9 @@ class LayerOps(CheckedOps):
 
     @abstractmethod
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+
+    @abstractmethod
+    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
     @abstractmethod
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None: ...
     @abstractmethod

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.ops.checks import CheckedOps, require
-from tessera.engine.tensor import Tensor, empty, float32, int32, uint32
+from tessera.engine.tensor import Tensor, empty, float32, int32, uint32, uint64
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class SamplingState:
     suppressed_counts: Tensor  # [N] int32
 
 
+RANDOM_GROUP = 4  # token ids that share one call of the random generator
 IN_PROMPT_BIT = np.uint32(1 << 31)
 
 
@@ -89,6 +90,40 @@ class SamplingOps(CheckedOps):
             self._sample(logits, rows, filtered, out)
         return out
 
+    def best_of_slice(self, logits: Tensor, rows: Tensor, first: int, *, out: Tensor) -> None:
+        """The highest logit of each row of a slice [S, W] float32 of the vocabulary, of the ids from `first` on.
+
+        `out` [S] uint64 are choices: the higher, the higher the logit, then the lower its id; of padding 0.
+        """
+        self._check_slice(logits, rows, out)
+        self._best_of_slice(logits, rows, first, out)
+
+    def choose_in_slice(self, logits: Tensor, rows: Tensor, maxima: Tensor, first: int, *, out: Tensor) -> None:
+        """The best of each row of a slice as `sample` chooses without filters; `maxima` [S] are of all slices.
+
+        `out` [S] uint64, of which the highest over all slices is the row's choice; `first`: a multiple of RANDOM_GROUP.
+        """
+        self._check_slice(logits, rows, out)
+        require(
+            maxima.dtype == uint64 and maxima.shape == out.shape and first % RANDOM_GROUP == 0,
+            "choose_in_slice",
+            maxima,
+        )
+        self._choose_in_slice(logits, rows, maxima, first, out)
+
+    def slice_tokens(self, maxima: Tensor, choices: Tensor, *, out: Tensor) -> None:
+        """The tokens [S] int32 of the highest choices of all slices; -1 where the maximum is not finite."""
+        self._check(maxima=maxima, choices=choices, out=out)
+        require(maxima.dtype == choices.dtype == uint64 and out.dtype == int32, "slice_tokens", maxima, choices, out)
+        require(maxima.shape == choices.shape == out.shape, "slice_tokens", maxima, choices, out)
+        self._slice_tokens(maxima, choices, out)
+
+    def _check_slice(self, logits: Tensor, rows: Tensor, out: Tensor) -> None:
+        self._check(logits=logits, rows=rows, out=out)
+        require(logits.ndim == 2 and logits.size > 0 and logits.dtype == float32, "a slice of logits", logits)
+        require(rows.dtype == SAMPLING_ROW and rows.shape == logits.shape[:1], "a slice of logits", rows, logits)
+        require(out.dtype == uint64 and out.shape == logits.shape[:1], "choices", out, logits)
+
     def record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
         """Count the sampled token_ids [S] in token_state[slots]; ids of -1 are skipped."""
         self._check(token_state=state.token_state, slots=slots, token_ids=token_ids)
@@ -121,6 +156,12 @@ class SamplingOps(CheckedOps):
     def _apply_token_mask(self, logits: Tensor, words: Tensor, rows: Tensor) -> None: ...
     @abstractmethod
     def _sample(self, logits: Tensor, rows: Tensor, filtered: bool, out: Tensor) -> None: ...
+    @abstractmethod
+    def _best_of_slice(self, logits: Tensor, rows: Tensor, first: int, out: Tensor) -> None: ...
+    @abstractmethod
+    def _choose_in_slice(self, logits: Tensor, rows: Tensor, maxima: Tensor, first: int, out: Tensor) -> None: ...
+    @abstractmethod
+    def _slice_tokens(self, maxima: Tensor, choices: Tensor, out: Tensor) -> None: ...
     @abstractmethod
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None: ...
     @abstractmethod

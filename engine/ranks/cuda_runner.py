@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import permutations
 
 from tessera.engine.collectives.cuda import CudaCollectives
+from tessera.engine.collectives.nccl import NcclCollectives, NcclGroup
+from tessera.engine.collectives.nccl_library import NcclLibrary
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, RankError
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.driver import find_device
+from tessera.engine.cuda.driver import find_device, sees_memory
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.partition import Partition, Rank
 from tessera.engine.ops.interface import Ops
@@ -32,7 +35,9 @@ def make_cuda_runner(
 ) -> ParallelRunner:
     """Ranks on the first GPUs, of which `device` with its `ops` is rank 0's.
 
-    Raises: ConfigError where they are too few, do not see each other's memory, or lack an operation; ModelError.
+    Where they do not see each other's memory, NCCL moves what they give one another.
+
+    Raises: ConfigError where they are too few, lack an operation, or need NCCL, which is not installed; ModelError.
     """
     size = config.tensor_parallel_size
     option = f"--tensor-parallel-size {size}"
@@ -50,16 +55,24 @@ def make_cuda_runner(
         found = find_device(index)
         if not found.usable:
             raise ConfigError(f"{option} needs {size} GPUs: {found.reason}")
-    group = PeerGroup(Rendezvous(size, RANK_TIMEOUT, on_hang or end_process))
+    rendezvous = Rendezvous(size, RANK_TIMEOUT, on_hang or end_process)
+    group: PeerGroup | NcclGroup
+    if all(sees_memory(index, other) for index, other in permutations(range(size), 2)):
+        group = PeerGroup(rendezvous)
+    else:
+        group = NcclGroup(rendezvous, _nccl(option))
 
     def make(index: int) -> ModelRunner:
         own = device if index == 0 else CudaDevice(index)
         own_ops = ops if index == 0 else make_ops(own, batch_invariant=config.batch_invariant)
-        ranks = CudaCollectives(index, group, own)
+        ranks = (
+            CudaCollectives(index, group, own) if isinstance(group, PeerGroup) else NcclCollectives(index, group, own)
+        )
         ranks.prepare(resolve_dtype(config, model, own))
-        runner = ModelRunner(config, model, own, own_ops, noted(group.rendezvous, index, progress), ranks)
-        ranks.starting = False
-        group.rendezvous.states[index].stage = "a step"
+        runner = ModelRunner(config, model, own, own_ops, noted(rendezvous, index, progress), ranks)
+        if isinstance(ranks, CudaCollectives):
+            ranks.starting = False
+        rendezvous.states[index].stage = "a step"
         logger.info(
             "rank %d is ready: %.2f GiB of weights, %.2f GiB of KV cache, %.2f GiB of its device free",
             index,
@@ -69,4 +82,16 @@ def make_cuda_runner(
         )
         return runner
 
-    return ParallelRunner(group.rendezvous, make, group.reports)
+    return ParallelRunner(rendezvous, make, group.reports)
+
+
+def _nccl(option: str) -> NcclLibrary:
+    """Raises: ConfigError."""
+    try:
+        library = NcclLibrary()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{option}: these GPUs do not see each other's memory (no NVLink, and no peer access over PCIe). {error}"
+        ) from error
+    logger.warning("GPUs do not see each other's memory (no NVLink, and no peer access over PCIe): ranks use NCCL")
+    return library

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from tessera.engine.models.buffers import StepBuffers, buffer_bytes
 from tessera.engine.models.config import DTYPES, ModelConfig
 from tessera.engine.models.decoder import Decoder, StepAdapters
 from tessera.engine.models.kv_cache import KVCache, block_bytes
-from tessera.engine.models.partition import Partition, Rank
+from tessera.engine.models.partition import Partition, Rank, slices_are_groups
 from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.models.weights.build import num_weight_bytes
 from tessera.engine.models.weights.dummy import dummy_weights
@@ -44,7 +44,7 @@ from tessera.engine.runner.cuda_graphs import StepGraphs
 from tessera.engine.runner.draft_runner import DraftDownload, DraftRunner
 from tessera.engine.runner.memory.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
-from tessera.engine.runner.sampler import ResultDownload, StepSampler, mask_words
+from tessera.engine.runner.sampler import ResultDownload, SliceSampler, StepSampler, mask_words
 from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import (
@@ -192,6 +192,10 @@ class ModelRunner:
                 self.ops, rows, model.vocab_size, self.max_model_len, drafts, newest=self._newest
             )
         largest = StepShape(self._buffer_tokens, self._max_rows + 1, most)
+        first = self._partition.vocabulary.start
+        self._slices = None
+        if ranks is not None and slices_are_groups(model.vocab_size, ranks.size):
+            self._slices = SliceSampler(self.ops, ranks, self._newest, most, first)
         self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
@@ -230,7 +234,10 @@ class ModelRunner:
             return
         for step in self._graphs.capture(device, self._inputs, self._forward):
             if self._sampler is not None:
-                self._sampler.capture(device, step.logits, step.inputs)
+                whole = step.logits if self._ranks is None else self._buffers.logits[: step.logits.shape[0]]
+                self._sampler.capture(device, whole, step.inputs)
+            if self._slices is not None and not step.inputs.shape.verifies:
+                self._slices.capture(device, step.logits, step.inputs)
         if self._adapter_slots is not None:  # what samples is the same
             self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
 
@@ -333,8 +340,14 @@ class ModelRunner:
         """Submit the sampling of a constrained step; `mask` is None if all constrained rows have ended."""
         if not running.batch.num_sampled:
             return
+        if self._slices is not None and self._slices.suffices(running.batch, mask):
+            chosen = self._slices.sample(running.logits, running.inputs, running.batch)
+            if self._sampler is not None:
+                running.download = self._sampler.download(chosen)
+            return
+        logits = self.decoder.gather(running.logits, self._buffers)
         if self._sampler is not None:
-            running.download = self._sampler.sample(running.logits, running.inputs, running.batch, mask)
+            running.download = self._sampler.sample(logits, running.inputs, running.batch, mask)
         if self._ranks is not None:
             self._ranks.broadcast(self._newest)
 
@@ -510,6 +523,7 @@ class ModelRunner:
         nowhere = np.full(1, -1, np.int32)
         params = SamplingParams(max_tokens=1, top_p=0.5, presence_penalty=1.0, logprobs=0)
         row = row_values(params, slot=-1, num_prompt_tokens=0)
+        plain = row_values(SamplingParams(max_tokens=1), slot=-1, num_prompt_tokens=0)
         padding = StepBatch(
             input_ids=zero,
             positions=zero,
@@ -523,6 +537,9 @@ class ModelRunner:
             is_constrained=True,
         )
         self.execute(padding, TokenMask(nowhere, np.zeros((1, mask_words(self.model.vocab_size)), np.uint32)))
+        if self._slices is not None:
+            sampling = SamplingBatch.of(np.array([plain], SAMPLING_ROW))
+            self.execute(replace(padding, sampling=sampling, is_constrained=False))
 
     def _blocks_per_seq(self) -> int:
         return -(-self.max_model_len // self.block_size)

@@ -36,7 +36,7 @@ def launch_prompt_logprobs(
     max_rows, vocab_size = buffers.logits.shape
     pieces = []
     for start, stop in _pieces(counts > MAX_LOGPROBS, max_rows):
-        logits = decoder.project(token_indices[start:stop], buffers)
+        logits = decoder.gather(decoder.project(token_indices[start:stop], buffers), buffers)
         if not score:
             continue
         k = min(int(counts[start:stop].max()), vocab_size)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.engine.collectives.interface import Collectives
 from tessera.engine.contract.messages import TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS, RowFlag
 from tessera.engine.core.step_batch import SamplingBatch, SlotInit, StepBatch, StepResult, TokenMask
@@ -14,10 +15,11 @@ from tessera.engine.runner.named_logprobs import NamedIds, NamedLogprobs, read_n
 from tessera.engine.runner.sampling_slots import SamplingSlots, slot_init_bytes
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.runner.upload import StepUpload, aligned
-from tessera.engine.tensor import Device, HostMemory, Mark, Tensor, empty, float32, int32, uint32
+from tessera.engine.tensor import Device, HostMemory, Mark, Tensor, empty, float32, int32, uint32, uint64, zeros
 
 Array = np.ndarray[Any, Any]
 
+OF_ALL_LOGITS = RowFlag.ADJUSTED | RowFlag.FILTERED | RowFlag.LOGPROBS
 IN_FLIGHT = 4  # downloads at a time
 
 
@@ -91,14 +93,25 @@ class StepSampler:
         else:
             adjusted, filtered = sampling.needs_adjustment, sampling.needs_filter
             self._choose(logits, inputs, adjusted=adjusted, filtered=filtered, masked=masked)
-        download = self._downloads[self._next_download]
-        self._next_download = (self._next_download + 1) % len(self._downloads)
+        download = self._next()
         download.start(self._chosen[: batch.num_sampled])
         if rows is not None and raw_logits is not None:
             self._submit_logprobs(download, raw_logits, rows, wants_logprobs, shape, sampling)
             if named is not None and staged is not None:
                 download.fetch_named(self._named_logprobs.launch(raw_logits, staged), named)
         download.finish()
+        return download
+
+    def download(self, chosen: Tensor) -> ResultDownload:
+        """Submit the download of token ids [S] that were sampled elsewhere."""
+        download = self._next()
+        download.start(chosen)
+        download.finish()
+        return download
+
+    def _next(self) -> ResultDownload:
+        download = self._downloads[self._next_download]
+        self._next_download = (self._next_download + 1) % len(self._downloads)
         return download
 
     def _choose(
@@ -164,6 +177,57 @@ class StepSampler:
         moved = self._ops.embedding(rows, table, out=self._wanted_ids[: len(indices)])
         wanted = Tensor(moved.buffer, (len(indices),), int32, moved.offset)
         download.fetch_logprobs(self._ops.top_logprobs(raw_logits, wanted, k), indices, counts)
+
+
+class SliceSampler:
+    """One rank's part of sampling where several share the vocabulary, without gathering logits.
+
+    Each has the highest logit of its slice; of the highest of all, it takes the best of its slice by noise less the
+    distance from there. That is a row's token as `Ops.sample` defines it without filters, whichever slice it is in, and
+    every rank knows it.
+    """
+
+    def __init__(self, ops: Ops, ranks: Collectives, newest: Tensor, num_rows: int, first_token: int) -> None:
+        """`newest` [num_slots] int32 gets the tokens; the slice begins with `first_token`."""
+        self._ops, self._ranks, self._newest, self._first = ops, ranks, newest, first_token
+        self._maxima, self._choices = (zeros((num_rows,), uint64, ops.device) for _ in range(2))
+        self._chosen = zeros((num_rows,), int32, ops.device)
+        self._graphs: dict[tuple[StepShape, bool], Any] = {}
+
+    @staticmethod
+    def suffices(batch: StepBatch, mask: TokenMask | None) -> bool:
+        """Whether no row needs the logits of the whole vocabulary."""
+        return mask is None and not batch.rounds and not batch.sampling.flags & OF_ALL_LOGITS
+
+    def capture(self, device: Any, logits: Tensor, inputs: StepInputs) -> None:
+        """Capture it for all rows of `inputs` as CUDA graphs, with chance and without."""
+        for by_chance in (False, True):
+            with device.capture() as finish:
+                self._choose(logits, inputs, by_chance=by_chance)
+            self._graphs[inputs.shape, by_chance] = finish()
+
+    def sample(self, logits: Tensor, inputs: StepInputs, batch: StepBatch) -> Tensor:
+        """-> token ids [S], of a slice's logits [S', W] with S' >= S rows."""
+        by_chance = bool((batch.sampling.rows["temperature"] > 0.0).any())
+        graph = self._graphs.get((inputs.shape, by_chance))
+        if graph is not None:
+            graph.launch()
+        else:
+            self._choose(logits, inputs, by_chance=by_chance)
+        return self._chosen[: batch.num_sampled]
+
+    def _choose(self, logits: Tensor, inputs: StepInputs, *, by_chance: bool) -> None:
+        ops, ranks, rows, count = self._ops, self._ranks, inputs.sampling_rows, logits.shape[0]
+        maxima = choices = self._maxima[:count]
+        ops.best_of_slice(logits, rows, self._first, out=maxima)
+        ranks.all_reduce_max(maxima)
+        if by_chance:
+            choices = self._choices[:count]
+            ops.choose_in_slice(logits, rows, maxima, self._first, out=choices)
+            ranks.all_reduce_max(choices)
+        chosen = self._chosen[:count]
+        ops.slice_tokens(maxima, choices, out=chosen)
+        ops.scatter(self._newest.view(self._newest.size, 1), inputs.slots, None, chosen)
 
 
 class ResultDownload:

@@ -290,6 +290,9 @@ def test_memory_is_looked_at_again_after_its_interval() -> None:
         looks.append(clock.now)
         return free[0]
 
+    clock.now = -1.0
+    MemoryWatermark(10, available, clock).check()  # before the first look is due
+    clock.now = 0.0
     watermark = MemoryWatermark(10, available, clock)
     with pytest.raises(LowMemoryError):
         watermark.check()
@@ -317,8 +320,16 @@ def test_counts_without_shared_memory_are_the_processs_own(
     file = make_shared_memory("counts")
     assert file is not None
     with open(file, "r+b"):
-        os.posix_fallocate(file, 0, 8)
+        allocated: list[tuple[int, ...]] = []
+        allocate = os.posix_fallocate
+
+        def note(*arguments: int) -> None:
+            allocated.append(arguments)
+            allocate(*arguments)
+
+        monkeypatch.setattr(os, "posix_fallocate", note)
         counts = map_counts(file, 3)
+        assert allocated == [(file, 0, 24)], "every page, from the first"
         assert list(counts) == [0, 0, 0]
         counts[2] = -5
         assert os.pread(file, 24, 0)[16:] == (-5).to_bytes(8, "little", signed=True)

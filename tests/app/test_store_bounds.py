@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tessera.app.store import store as store_module
@@ -17,6 +20,7 @@ from tessera.app.store.errors import StoreFullError, StoreQuotaError, StoreUnava
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.objects import OBJECTS, ObjectTable, StoredObject, StoreLimits, delete_expired, drop_content
 from tessera.app.store.store import Store, store_of
+from tests.support.http_fixtures import settings_for, write_model_folder
 
 NO_LIMITS = StoreLimits(10**9, None)
 
@@ -97,6 +101,50 @@ def test_no_more_is_evicted_than_must_go(database: Database, monkeypatch: pytest
         database.transact(lambda db: nothing.insert(db, "t", "k", b""))
 
 
+def test_the_last_byte_and_the_last_place_count(database: Database) -> None:
+    def insert(table: ObjectTable, name: str, size: int, tenant: str = "t", **options: Any) -> None:
+        database.transact(lambda db: table.insert(db, tenant, name, bytes(size), **options))
+
+    full = ObjectTable("full", StoreLimits(100, None), max_count=3, max_bytes=60, evicts=False)
+    for name, size, tenant in (("a", 50, "other"), ("a", 20, "t"), ("b", 20, "t")):
+        insert(full, name, size, tenant)
+    with pytest.raises(StoreFullError) as raised:
+        insert(full, "c", 20)
+    assert not isinstance(raised.value, StoreQuotaError), "three objects of sixty bytes are the tenant's right"
+    database.transact(lambda db: full.expire(db, "t", "a", 1.0))
+    insert(full, "c", 20)
+    assert names(database, full) == ["b", "c"], "what is expired makes room"
+    one = ObjectTable("one", NO_LIMITS, max_count=1, max_bytes=60, evicts=True)
+    insert(one, "a", 1)
+    insert(one, "b", 60)
+    assert names(database, one) == ["b"]
+    two = ObjectTable("two", NO_LIMITS, max_count=2, max_bytes=60, evicts=True)
+    for name in "abc":
+        insert(two, name, 20, is_bounded=False)
+    insert(two, "d", 1)
+    assert names(database, two) == ["c", "d"], "as many go as are too many"
+    insert(two, "c2", 60, is_bounded=False)
+    insert(two, "e", 0)
+    assert names(database, two) == ["c2", "e"]
+    for name in "fg":
+        insert(one, name, 30, "u")
+    assert database.query(lambda db: one.usage(db, "u")) == (1, 30)
+    byte = ObjectTable("byte", NO_LIMITS, max_count=9, max_bytes=60, evicts=True)
+    for name, size in (("a", 30), ("b", 30), ("c", 1)):
+        insert(byte, name, size)
+    assert names(database, byte) == ["b", "c"], "one byte too many is too many"
+    assert database.transact(lambda db: byte.replace_body(db, "t", "c", b"xyz"))
+    assert database.query(lambda db: byte.usage(db, "t")) == (2, 33)
+    assert database.transact(lambda db: byte.delete(db, "t", "c"))
+    assert database.query(lambda db: db.execute("SELECT * FROM removed_contents").fetchall()) == []
+
+
+def test_bounds_of_the_store_are_gibibytes_and_days(tmp_path: Path) -> None:
+    settings = settings_for(write_model_folder(tmp_path), data_limit=1.5, data_days=2.0)
+    assert StoreLimits.of(settings) == StoreLimits(3 * 2**29, 172_800.0)
+    assert StoreLimits.of(msgspec.structs.replace(settings, data_days=0.0)).max_age is None
+
+
 def test_objects_end_with_the_second_they_expire_in(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.75]
     monkeypatch.setattr("tessera.app.store.objects.time", SimpleNamespace(time=lambda: clock[0]))
@@ -158,6 +206,7 @@ def test_a_content_that_was_dropped_is_removed_once(database: Database) -> None:
 
 def test_a_temporary_store_goes_with_its_end() -> None:
     async def use() -> Path:
+        before = len(os.listdir("/proc/self/fd"))
         store = Store(None)
         assert store.is_temporary
         assert store_of(SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(store=store)))) is store  # type: ignore[arg-type]
@@ -166,9 +215,8 @@ def test_a_temporary_store_goes_with_its_end() -> None:
         assert folder.name == "jobs"
         assert folder.stat().st_mode & 0o777 == 0o700
         assert await store.with_locks(lambda locks: locks.try_lock(3)) is True
-        before = len(os.listdir("/proc/self/fd"))
         await store.close()
-        assert len(os.listdir("/proc/self/fd")) < before - 1, "the database's and the locks'"
+        assert len(os.listdir("/proc/self/fd")) == before, "the database and the locks are closed"
         with pytest.raises(StoreUnavailableError, match="shutting down"):
             await store.query(lambda db: None)
         return folder.parent
@@ -180,11 +228,23 @@ def test_a_store_that_stays_keeps_its_folder(tmp_path: Path) -> None:
     async def use() -> None:
         store = Store(tmp_path / "deep" / "data")
         assert not store.is_temporary
+        writers = await asyncio.gather(*(store.transact(lambda db: threading.get_ident()) for _ in range(5)))
+        assert len(set(writers)) == 1, "changes are made one after the other"
+        assert (tmp_path / "deep" / "data").stat().st_mode & 0o777 == 0o700
         assert await store.with_folder("jobs", lambda folder: folder.name) == "jobs"
         await store.close()
 
     asyncio.run(use())
     assert {path.name for path in (tmp_path / "deep" / "data").iterdir()} == {"store.sqlite", "locks", "files", "jobs"}
+
+
+def test_a_temporary_store_may_have_gone_before_its_end() -> None:
+    async def use() -> None:
+        store = Store(None)
+        shutil.rmtree(await store.with_folder("jobs", lambda folder: folder.parent))
+        await store.close()
+
+    asyncio.run(use())
 
 
 def test_tables_are_made_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

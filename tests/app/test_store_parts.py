@@ -46,6 +46,7 @@ def test_a_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", sync)
     assert mode(tmp_path / "files") == 0o700
+    before = len(os.listdir("/proc/self/fd"))
     incoming = contents.begin()
     (unfinished,) = (tmp_path / "files").iterdir()
     assert unfinished.suffix == ".part"
@@ -54,7 +55,6 @@ def test_a_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     assert incoming.num_bytes == 5
     incoming.publish("a-1_b")
     assert synced == [(str(unfinished), b"abcde"), (str(tmp_path / "files"), ["a-1_b"])]
-    before = len(os.listdir("/proc/self/fd"))
     incoming.discard()
     assert contents.path("a-1_b").read_bytes() == b"abcde", "what is published stays"
     other = contents.begin()
@@ -173,10 +173,11 @@ def test_locks_are_numbered_and_are_let_go_of(tmp_path: Path) -> None:
     locks = ProcessLocks(tmp_path / "locks")
     assert mode(tmp_path / "locks") == 0o600
     assert locks.try_lock(0)
+    assert locks.try_lock(1)
     locks.wait_for(5)
-    assert held_by_this_process(tmp_path / "locks") == {0, 5}
+    assert held_by_this_process(tmp_path / "locks") == {0, 1, 5}
     locks.unlock(0)
-    assert held_by_this_process(tmp_path / "locks") == {5}
+    assert held_by_this_process(tmp_path / "locks") == {1, 5}
     locks.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         locks.try_lock(1)

@@ -15,8 +15,9 @@ from tests.attack import amplification, disconnects, faults, fuzz, overload, raw
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import Findings
+from tests.attack.kv_cache import fill_kv_cache
 from tests.attack.target import ENGINE, TRACEBACK, Target
-from tests.attack.wire import NoAnswerError, Wire
+from tests.attack.wire import NoAnswerError
 
 PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "fuzz": fuzz.run,
@@ -29,7 +30,6 @@ PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
 SHARES = {"fuzz": 0.62, "raw": 0.15, "amplification": 0.02, "disconnects": 0.15, "overload": 0.05, "faults": 0.01}
 MOST = {"amplification": 3000, "faults": 300}  # requests; each of these costs as much as hundreds of the others
 TIME_WEIGHTS = {"fuzz": 8, "raw": 2, "amplification": 1, "disconnects": 3, "overload": 2, "faults": 1}
-WATCH_INTERVAL = 0.25  # seconds
 LATEST = 300.0  # seconds beyond its time after which a part is given up
 
 
@@ -48,7 +48,7 @@ class Plan:
 async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Findings:
     """Attack a running server. Raises NoAnswerError where it does not serve before the attack."""
     findings = Findings()
-    canaries = Canaries(target.wire, model)
+    canaries = Canaries(target.wire, model, target.admin_port)
     await canaries.learn()
     answer = await target.wire.get("/openapi.json", key="sk-attacker")
     document = json.loads(answer.body)
@@ -59,14 +59,14 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         return Attack(target, findings, canaries, document, model, rng, num_requests, end)
 
     num_stalls = len(target.stalls())  # while it started
+    await fill_kv_cache(target, model, random.Random(plan.seed))
     findings.fresh = await target.usage(0.0)
     for part in plan.parts:
         if part != "faults":
             await PARTS[part](attack(f"{part} warm-up", plan.num_warm_up, plan.seconds))
     findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
-    is_over = asyncio.Event()
-    watcher = asyncio.create_task(_watch(target, findings, is_over))
+    await canaries.start()
     flock = asyncio.create_task(canaries.watch())
     numbers = requests_by_part(plan)
     end = time.monotonic() + plan.seconds
@@ -91,8 +91,8 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         if not target.is_alive():
             break
     canaries.stop()
-    is_over.set()
-    await asyncio.gather(flock, watcher)
+    await flock
+    findings.slowest_admin = canaries.slowest_admin
     findings.server_exits += not target.is_alive()
     if target.is_alive():
         with contextlib.suppress(NoAnswerError, OSError):
@@ -111,19 +111,3 @@ def requests_by_part(plan: Plan) -> dict[str, int]:
     rest = plan.num_requests - sum(numbers[name] for name in plan.parts if name in MOST)
     total = sum(SHARES[name] for name in others)
     return numbers | {name: max(1, round(SHARES[name] / total * rest)) for name in others}
-
-
-async def _watch(target: Target, findings: Findings, is_over: asyncio.Event) -> None:
-    """Ask the admin port all the time how the server is."""
-    if target.admin_port is None:
-        return
-    admin = Wire(target.host, target.admin_port)
-    paths = ("/health", "/metrics", "/ready")
-    number = 0
-    while not is_over.is_set():
-        begin = time.perf_counter()
-        with contextlib.suppress(NoAnswerError, OSError):  # the server's end is counted elsewhere
-            await admin.get(paths[number % len(paths)])
-        findings.slowest_admin = max(findings.slowest_admin, time.perf_counter() - begin)
-        number += 1
-        await asyncio.sleep(WATCH_INTERVAL)

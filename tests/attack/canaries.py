@@ -1,19 +1,36 @@
-"""Canaries: small requests of another key, with known answers and known quiet times, beside all attacks."""
+"""Canaries: small requests of another key, with known answers and known quiet times, beside all attacks.
+
+`python -m tests.attack.canaries HOST PORT ADMIN_PORT MODEL` sends them from a process of its own, until SIGTERM:
+among the attack's requests they would wait for their turn, and it would seem the server's time. It asks the admin port
+as well, unless that is 0. One JSON line tells of each answer.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import math
+import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import uvloop
 
 from tests.attack.findings import Part
 from tests.attack.target import CANARY
 from tests.attack.wire import Answer, NoAnswerError, Wire, request_bytes
+from tests.support.paths import ROOT
+
+MODULE = "tests.attack.canaries"
+READY = b"ready\n"
+ADMIN_PATHS = ("/health", "/metrics", "/ready")
+ADMIN_PAUSE = 0.25  # seconds
 
 PAUSE = 0.05  # seconds between two canaries
 QUIET_ROUNDS = 7
@@ -59,41 +76,79 @@ def make_canaries(model: str) -> list[Canary]:
     ]
 
 
-class Canaries:
-    """Sends canaries, one after the other, from a connection that is made anew when it breaks."""
+@dataclass(frozen=True)
+class Sent:
+    """What became of one canary, or of one question to the admin port; times are of time.monotonic().
 
-    def __init__(self, wire: Wire, model: str) -> None:
+    Attributes:
+        number: which canary; None for the admin port.
+        status: None without an answer.
+    """
+
+    number: int | None
+    begin: float
+    end: float
+    status: int | None = None
+    text: str = ""
+
+
+class Canaries:
+    """Has canaries sent, one after the other, each from a connection of its own, and judges their answers."""
+
+    def __init__(self, wire: Wire, model: str, admin_port: int | None = None) -> None:
         self._wire = wire
+        self._admin_port = admin_port
+        self._model = model
         self._canaries = make_canaries(model)
         self._long = json.dumps({"model": model, "prompt": "a b " * (LONG_PROMPT // 4), "max_tokens": 1}).encode()
+        self._process: asyncio.subprocess.Process | None = None
+        self._excused_until = -math.inf  # time.monotonic()
         self.step_seconds = 0.0
+        self.slowest_admin = 0.0
         self.part = Part()
-        self._stopped = False
         self.on_right: Callable[[float], object] = lambda multiple: None
-        self.excused = False  # the attack has a process stopped or killed
 
     async def learn(self) -> None:
         """The answers and the quiet times, before any attack."""
-        for canary in self._canaries:
+        for number, canary in enumerate(self._canaries):
             times = []
             for _ in range(QUIET_ROUNDS):
-                begin = time.perf_counter()
-                answer = await self._ask(canary.request)
-                times.append(time.perf_counter() - begin)
-                assert answer.status == 200, answer
-                canary.answer = text_of(answer)
+                sent = await send(self._wire, self._canaries, number)
+                times.append(sent.end - sent.begin)
+                assert sent.status == 200, sent
+                canary.answer = sent.text
             canary.quiet_seconds = statistics.median(times)
         begin = time.perf_counter()
-        await self._ask(request_bytes("POST", "/v1/completions", self._long, CANARY))
+        await _ask(self._wire, request_bytes("POST", "/v1/completions", self._long, CANARY))
         self.step_seconds = time.perf_counter() - begin
 
+    async def start(self) -> None:
+        """Begin to send. Raises RuntimeError where that process does not start."""
+        arguments = (self._wire.host, str(self._wire.port), str(self._admin_port or 0), self._model)
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", MODULE, *arguments), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        )
+        assert self._process.stdout is not None
+        if await self._process.stdout.readline() != READY:
+            raise RuntimeError("the canaries' process did not start")
+
     async def watch(self) -> None:
-        """Until `stop`."""
-        number = 0
-        while not self._stopped:
-            await self.send_one(number)
-            number += 1
-            await asyncio.sleep(PAUSE)
+        """Note what was sent, until `stop`."""
+        assert self._process is not None, "they have been started"
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            sent = Sent(**json.loads(line))
+            if sent.number is None:
+                self.slowest_admin = max(self.slowest_admin, sent.end - sent.begin)
+            else:
+                self._judge(sent, sent.number)
+        await self._process.wait()
+
+    def stop(self) -> None:
+        """Let the canary that is under way be the last."""
+        assert self._process is not None, "they have been started"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
 
     @property
     def quiet(self) -> str:
@@ -105,42 +160,91 @@ class Canaries:
     def num_kinds(self) -> int:
         return len(self._canaries)
 
-    def stop(self) -> None:
-        """Let the canary that is under way be the last."""
-        self._stopped = True
+    @property
+    def excused(self) -> bool:
+        """The attack has a process stopped or killed."""
+        return self._excused_until == math.inf
+
+    @excused.setter
+    def excused(self, excused: bool) -> None:
+        self._excused_until = math.inf if excused else time.monotonic()
 
     async def send_one(self, number: int) -> None:
-        """One canary, noted in the part that is current when it ends."""
-        canary = self._canaries[number % len(self._canaries)]
-        was_excused = self.excused
-        begin = time.perf_counter()
-        answer: Answer | None = None
-        with contextlib.suppress(NoAnswerError, OSError):
-            answer = await self._ask(canary.request)
-        seconds = time.perf_counter() - begin
-        part = self.part
+        """One canary, from this process."""
+        self._judge(await send(self._wire, self._canaries, number), number)
+
+    def _judge(self, sent: Sent, number: int) -> None:
+        """Note a canary in the part that is current when its end is known."""
+        canary, part = self._canaries[number], self.part
         part.canaries += 1
-        if was_excused or self.excused:
-            wrong = answer is not None and answer.status == 200 and not canary.answer.startswith(_before_error(answer))
+        if sent.begin < self._excused_until:
+            wrong = sent.status == 200 and not canary.answer.startswith(sent.text.partition("error: ")[0])
             part.excused_canaries += not wrong
             part.wrong_canaries += wrong
-        elif answer is None or answer.status != 200:
+        elif sent.status != 200:
             part.refused_canaries += 1
-        elif text_of(answer) != canary.answer:
+        elif sent.text != canary.answer:
             part.wrong_canaries += 1
         else:
-            multiple = (seconds - self.step_seconds) / canary.quiet_seconds
-            part.slowest_canary = max(part.slowest_canary, multiple)
+            seconds = sent.end - sent.begin
+            part.slowest_canary = max(part.slowest_canary, (seconds - self.step_seconds) / canary.quiet_seconds)
             self.on_right(seconds / canary.quiet_seconds)
 
-    async def _ask(self, request: bytes) -> Answer:
-        connection = await self._wire.connect()
-        try:
-            return await connection.ask(request)
-        finally:
-            connection.close()
+
+async def send(wire: Wire, canaries: list[Canary], number: int) -> Sent:
+    """One canary, from a connection of its own."""
+    begin = time.monotonic()
+    answer: Answer | None = None
+    with contextlib.suppress(NoAnswerError, OSError):
+        answer = await _ask(wire, canaries[number].request)
+    end = time.monotonic()
+    if answer is None:
+        return Sent(number, begin, end)
+    return Sent(number, begin, end, answer.status, text_of(answer) if answer.status == 200 else "")
 
 
-def _before_error(answer: Answer) -> str:
-    """The text that came before a stream broke off."""
-    return text_of(answer).partition("error: ")[0]
+async def _ask(wire: Wire, request: bytes) -> Answer:
+    connection = await wire.connect()
+    try:
+        return await connection.ask(request)
+    finally:
+        connection.close()
+
+
+async def _send_all(wire: Wire, model: str, is_over: asyncio.Event) -> None:
+    canaries = make_canaries(model)
+    for number in itertools.cycle(range(len(canaries))):
+        if is_over.is_set():
+            return
+        _tell(await send(wire, canaries, number))
+        await asyncio.sleep(PAUSE)
+
+
+async def _ask_admin(admin: Wire, is_over: asyncio.Event) -> None:
+    for path in itertools.cycle(ADMIN_PATHS):
+        if is_over.is_set():
+            return
+        begin = time.monotonic()
+        with contextlib.suppress(NoAnswerError, OSError):  # the server's end is counted elsewhere
+            await admin.get(path)
+        _tell(Sent(None, begin, time.monotonic()))
+        await asyncio.sleep(ADMIN_PAUSE)
+
+
+def _tell(sent: Sent) -> None:
+    print(json.dumps(asdict(sent)), flush=True)
+
+
+async def main(host: str, port: int, admin_port: int, model: str) -> None:
+    is_over = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, is_over.set)
+    print(READY.decode(), end="", flush=True)
+    senders = [_send_all(Wire(host, port), model, is_over)]
+    if admin_port:
+        senders.append(_ask_admin(Wire(host, admin_port), is_over))
+    with contextlib.suppress(BrokenPipeError):
+        await asyncio.gather(*senders)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

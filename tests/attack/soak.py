@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import uvloop
@@ -27,7 +27,8 @@ from tests.attack import amplification, disconnects, fuzz, overload, raw_http
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import CANARY_FACTOR, MEMORY_GROWTH, Findings, Part
-from tests.attack.target import CANARY, Target, memory_of, num_descriptors, running, serve_command
+from tests.attack.kv_cache import fill_kv_cache
+from tests.attack.target import CANARY, Target, num_descriptors, running, serve_command
 from tests.support.paths import ROOT
 from tests.support.server_fixture import write_tiny_model
 
@@ -52,6 +53,7 @@ class Sample:
     requests: int
     canary: float  # median since the sample before, as a multiple of its quiet time
     slowest_canary: float  # as a multiple of what it may take: its quiet time and a step
+    memories: dict[str, int] = field(default_factory=dict)  # of each process
 
 
 class Soak:
@@ -68,6 +70,7 @@ class Soak:
         self._attack = ""
 
     async def run(self) -> None:
+        await fill_kv_cache(self._target, self._model, self._rng)
         await self._canaries.learn()
         print(f"quiet: {self._canaries.quiet}", flush=True)
         self._canaries.on_right = self._multiples.append
@@ -75,6 +78,7 @@ class Soak:
         document = json.loads((await self._target.wire.get("/openapi.json", key=CANARY)).body)
         begin = time.monotonic()
         end = begin + self._seconds
+        await self._canaries.start()
         flock = asyncio.create_task(self._canaries.watch())
         sampler = asyncio.create_task(self._sample(begin))
         while time.monotonic() < end and self._target.is_alive():
@@ -100,16 +104,18 @@ class Soak:
             if not found:
                 continue
             pids = self._target.own_pids()
+            memories = self._target.memories()
             slowest, self.part.slowest_canary = self.part.slowest_canary, 0.0
             self.samples.append(
                 Sample(
                     at=time.monotonic() - begin,
                     attack=self._attack,
-                    memory=sum(map(memory_of, pids)),
+                    memory=sum(memories.values()),
                     descriptors=sum(map(num_descriptors, pids)),
                     requests=self.part.requests,
                     canary=statistics.median(found),
                     slowest_canary=slowest,
+                    memories=memories,
                 )
             )
 

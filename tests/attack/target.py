@@ -65,6 +65,11 @@ class Target:
         """Ids of the processes that stay; probes of grammars and renderers come and go by design."""
         return [self.process.pid, *self.children(ENGINE), *self.children(WORKER)]
 
+    def memories(self) -> dict[str, int]:
+        """Resident bytes of each process that stays, by its part in the server."""
+        named = [("main", [self.process.pid]), ("engine", self.children(ENGINE)), ("worker", self.children(WORKER))]
+        return {f"{name} {number}": memory_of(pid) for name, pids in named for number, pid in enumerate(pids)}
+
     def stalls(self) -> list[tuple[float, str]]:
         """(own seconds, line) of what the server has logged."""
         found = []
@@ -85,18 +90,23 @@ class Target:
             usage = later
         return usage
 
-    async def _look(self) -> Usage:
+    async def blocks(self, state: str) -> int:
+        """KV blocks in a state: used, cached or free; 0 where the server does not say."""
         answer = await self.wire.get("/metrics", key=CANARY)
-        used = 0.0
+        found = 0.0
         for line in answer.body.decode().splitlines():
-            if line.startswith("tessera:kv_cache_blocks{") and 'state="used"' in line:
-                used = float(line.rpartition(" ")[2])
+            if line.startswith("tessera:kv_cache_blocks{") and f'state="{state}"' in line:
+                found = float(line.rpartition(" ")[2])
+        return int(found)
+
+    async def _look(self) -> Usage:
+        used = await self.blocks("used")
         pids = self.own_pids()
         return Usage(
             memory=sum(map(memory_of, pids)) // 2**20 * 2**20,
             descriptors=sum(map(num_descriptors, pids)),
             processes=len(pids),
-            blocks=int(used),
+            blocks=used,
         )
 
 

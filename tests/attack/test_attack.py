@@ -100,7 +100,7 @@ def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
     """A few hundred hostile requests of three parts; `make attack` sends as many as one likes, of all parts."""
     folder = write_tiny_model(tmp_path / "tiny")
     print(f"seed {SEED}")
-    command = serve_command(str(folder), tmp_path, "--log-stalls", str(STALL_LIMIT))
+    command = serve_command(str(folder), tmp_path, "--log-stalls", str(STALL_LIMIT), "--num-kv-blocks", "512")
     findings = attack(command, "tiny", Plan(["fuzz", "raw", "disconnects"], 500, 60.0, SEED, num_warm_up=60), tmp_path)
     assert findings.requests >= 490
     assert findings.parts["fuzz"].statuses[200] > 10

@@ -2,7 +2,8 @@
 
 Sums of bfloat16 that follow one another in a CUDA graph on each GPU, behind one that has the GPUs begin together; the
 slowest rank counts. Bandwidth is that of the bytes of one rank's array. The last column is with the residual addition
-and the norm of rows of HIDDEN elements. Each size's first sum is compared with the right one. What hangs for a minute
+and the norm of rows of HIDDEN elements; NCCL's column is empty where it is not installed. Each size's first sum is
+compared with the right one. What hangs for a minute
 ends with the place of every thread and what the kernels wait for.
 """
 
@@ -18,8 +19,12 @@ from typing import TypeVar
 import numpy as np
 
 from tessera.engine.collectives.cuda import CudaCollectives
+from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.nccl import NcclCollectives, NcclGroup
+from tessera.engine.collectives.nccl_library import NcclLibrary
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.tensor import bfloat16, from_numpy, zeros
 
@@ -40,6 +45,7 @@ class Ranks:
         self.devices = [CudaDevice(index) for index in range(count)]
         self._threads = ThreadPoolExecutor(count)
         self.collectives = self(self._join)
+        self.nccl = self._nccl()
         self.warm_up = [zeros((1, 8), bfloat16, device) for device in self.devices]
 
     def _join(self, index: int) -> CudaCollectives:
@@ -47,6 +53,15 @@ class Ranks:
         made.prepare(bfloat16)
         made.starting = False
         return made
+
+    def _nccl(self) -> list[NcclCollectives] | None:
+        """NCCL's ranks; None where it is not installed."""
+        try:
+            group = NcclGroup(Rendezvous(len(self.devices), timeout=HANGS), NcclLibrary())
+        except ConfigError as error:
+            print(error)
+            return None
+        return self(lambda index: NcclCollectives(index, group, self.devices[index]))
 
     def __call__(self, function: Callable[[int], T]) -> list[T]:
         faulthandler.dump_traceback_later(HANGS, exit=True)
@@ -66,14 +81,19 @@ class Ranks:
 
     def time_of(self, nbytes: int) -> float:
         """Microseconds of one sum on the slowest rank, in the best of some rounds. Raises: AssertionError."""
-        return max(self(lambda index: self._time(index, nbytes)))
+        return max(self(lambda index: self._time(index, nbytes, self.collectives[index])))
 
     def time_with_norm(self, nbytes: int) -> float:
         """The same with what follows it; not a number where that is not done at once."""
         return max(self(lambda index: self._time_with_norm(index, nbytes)))
 
-    def _time(self, index: int, nbytes: int) -> float:
-        device, ranks = self.devices[index], self.collectives[index]
+    def time_of_nccl(self, nbytes: int) -> float:
+        """As `time_of`; not a number without NCCL."""
+        nccl = self.nccl
+        return float("nan") if nccl is None else max(self(lambda index: self._time(index, nbytes, nccl[index])))
+
+    def _time(self, index: int, nbytes: int, ranks: Collectives) -> float:
+        device = self.devices[index]
         size = nbytes // bfloat16.itemsize
         x = from_numpy(np.full((1, size), index + 1, bfloat16), device)
         ranks.all_reduce(x)
@@ -114,11 +134,13 @@ def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     ranks = Ranks(count)
     print(f"{count} x {ranks.devices[0].device_name}")
-    print(f"{'bytes':>10} {'us':>8} {'GB/s':>8} {'with norm us':>14}", flush=True)
+    print(f"{'bytes':>10} {'us':>8} {'GB/s':>8} {'with norm us':>14} {'NCCL us':>9} {'GB/s':>8}", flush=True)
     for nbytes in SIZES:
         slowest = ranks.time_of(nbytes)
         normed = ranks.time_with_norm(nbytes) if nbytes >= HIDDEN * bfloat16.itemsize else float("nan")
-        print(f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f} {normed:>14.1f}", flush=True)
+        nccl = ranks.time_of_nccl(nbytes)
+        own = f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f} {normed:>14.1f}"
+        print(f"{own} {nccl:>9.1f} {nbytes / nccl / 1000:>8.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m tests.bench.fairness
 
 serves the demonstration model on the CPU with a key for each client. `--tree` serves another checkout, for figures
-before a change. The light key sends one short streamed request after the other.
+before a change. The light key sends short streamed requests, about half of what its share of the engine allows: beyond
+its share it would wait, as the others do.
 
     python -m tests.bench.fairness --engine
 
@@ -42,6 +43,7 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.process import load_engine
 from tests.support.paths import ROOT
 
+MODULE = "tests.bench.fairness"
 NUM_HEAVY = 20
 HEAVY_STREAMS = 16  # of each heavy key
 LIGHT_ACCOUNT = 99
@@ -50,6 +52,10 @@ START_TIMEOUT = 120.0
 SETTLE = 3.0  # seconds that the heavy keys have before the light one begins
 TOO_LATE = 120.0  # seconds: a first token that did not come by then counts as that late
 CONTEXT = 2000  # tokens of a long prompt
+PAUSE = 0.1  # seconds
+LIGHT_SERVICE = 49  # of a request of the light key: its prompt, and twice its tokens
+# Tokens of all keys between two of them, so that the light key uses half its share; each is 2 of service.
+SHARED_TOKENS = LIGHT_SERVICE * (NUM_HEAVY + 1)
 
 LIGHT = {"prompt": "Once upon a time there was", "max_tokens": 8, "stream": True, "ignore_eos": True}
 HEAVY = {"prompt": "The history of the city begins with", "max_tokens": 200, "ignore_eos": True}
@@ -105,11 +111,6 @@ class Load:
                 if answer.status_code >= 400:
                     await asyncio.sleep(0.2)
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
@@ -137,19 +138,25 @@ async def _first_token(client: httpx.AsyncClient, body: dict[str, Any]) -> None:
 
 @contextlib.asynccontextmanager
 async def attack(name: str, url: str) -> AsyncIterator[None]:
-    """One of `SCENARIOS`, for as long as the block runs."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits) as client:
+    """One of `SCENARIOS`, for as long as the block runs; its requests come from another process."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", MODULE, "--only", name, "--load", url)
+    try:
+        if SCENARIOS[name]:
+            await asyncio.sleep(SETTLE)
+        yield
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def send_load(name: str, url: str) -> None:
+    """The heavy keys' requests, until this process is killed."""
+    async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None)) as client:
         load = Load(client)
         for key, body, streams in SCENARIOS[name]:
             for number in range(streams):
                 load.keep_sending(key, {**body, "seed": number})
-        try:
-            if SCENARIOS[name]:
-                await asyncio.sleep(SETTLE)
-            yield
-        finally:
-            await load.stop()
+        await asyncio.Event().wait()
 
 
 def _scenarios() -> dict[str, list[tuple[str, dict[str, Any], int]]]:
@@ -182,8 +189,19 @@ async def measure(name: str, url: str, count: int, seconds: float) -> list[float
         end = time.monotonic() + seconds
         while len(found) < count and (not found or time.monotonic() < end):
             found.append(await time_to_first_token(light))
-            await asyncio.sleep(0.05)
+            before = await num_tokens(light)
+            await asyncio.sleep(PAUSE)
+            while SCENARIOS[name] and await num_tokens(light) < before + SHARED_TOKENS and time.monotonic() < end:
+                await asyncio.sleep(PAUSE)
     return sorted(found)
+
+
+async def num_tokens(client: httpx.AsyncClient) -> float:
+    """Tokens that the server has generated for all keys, as of the last second."""
+    text = (await client.get("/metrics", headers=bearer("light"))).text
+    found = re.search(r"^tessera:generation_tokens_total\S* (\S+)$", text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 def measure_engine(streams: int, count: int) -> list[float]:
@@ -242,7 +260,10 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=tuple(SCENARIOS), help="scenario (default: all)")
     parser.add_argument("--output", type=Path, help="JSON file for the times")
     parser.add_argument("--engine", action="store_true", help="the engine alone, in CPU time")
+    parser.add_argument("--load", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.load:
+        asyncio.run(send_load(options.only[0], options.load))
     times: dict[str, list[float]] = {}
     if options.engine:
         for streams in (0, FAIR_STREAMS, HEAVY_STREAMS):

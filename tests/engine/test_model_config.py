@@ -231,9 +231,9 @@ def test_longest_context_follows_the_scaling() -> None:
     ("family", "expected"),
     [
         ("gemma", set()),
-        ("gemma2", {"soft_cap"}),
-        ("gemma2-uncapped", set()),
-        ("olmo2", {"norm_columns"}),
+        ("gemma2", {"soft_cap", "rmsnorm_add"}),
+        ("gemma2-uncapped", {"rmsnorm_add"}),
+        ("olmo2", {"norm_columns", "rmsnorm_add"}),
         ("cohere", set()),
         ("cohere-norms", {"norm_columns"}),
         ("hunyuan", {"rotate"}),

@@ -190,6 +190,17 @@ def test_norms(shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
 
 
 @dtypes
+def test_a_norm_that_is_added_is_rounded_first(dtype: np.dtype[Any]) -> None:
+    x, weight = random_array(1, (5, 60), dtype, 3), tensor(random_array(3, (60,), dtype))
+    stream = tensor(random_array(2, (5, 60), dtype, 5))
+    expected = ops.add(stream, ops.rmsnorm(tensor(x), weight, 1e-5)).numpy()
+    assert ops.rmsnorm_add(tensor(x), weight, 1e-5, out=stream) is stream
+    np.testing.assert_array_equal(stream.numpy(), expected)
+    with pytest.raises(TesseraError, match="rmsnorm_add out"):
+        ops.rmsnorm_add(tensor(x), weight, 1e-5, out=tensor(x[:4]))
+
+
+@dtypes
 @pytest.mark.parametrize("groups", [1, 4])
 def test_norms_of_columns(groups: int, dtype: np.dtype[Any]) -> None:
     x, weight = random_array(1, (5, 60), dtype, 3), random_array(3, (32,), dtype)

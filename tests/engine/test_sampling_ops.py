@@ -10,7 +10,8 @@ import pytest
 
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cpu.philox import philox4x32_10
-from tessera.engine.ops.cuda.sampling import RANDOM_GROUP, split_config, split_vocab
+from tessera.engine.ops.cuda.sampling import split_config, split_vocab
+from tessera.engine.ops.sampling_interface import RANDOM_GROUP
 from tessera.engine.tensor import CPU, Tensor, from_numpy
 from tests.support.sampling_cases import (
     KEPT,
@@ -26,6 +27,7 @@ from tests.support.sampling_cases import (
     rows_of,
     slots_of,
     softmax,
+    tokens_of_slices,
     within_n_sigma,
 )
 
@@ -407,3 +409,19 @@ def test_chunks_cover_the_vocabulary_once(rows: int, vocab_size: int) -> None:
     assert split.chunk_size % RANDOM_GROUP == 0
     assert (split.num_splits - 1) * split.chunk_size < vocab_size <= split.num_splits * split.chunk_size
     assert split_config(rows, split).grid == (split.num_splits, rows, 1)
+
+
+def test_tokens_of_slices_are_those_of_the_whole(ops: CpuOps, rng: np.random.Generator) -> None:
+    """By chance and without; ties go to the lowest id, and NaN and padding give none."""
+    logits = rng.normal(0, 3, (12, 101)).astype(np.float32)
+    logits[1, [5, 70]] = 50.0
+    logits[2] = -np.inf
+    logits[3, 99] = np.nan
+    logits[4, :60] = -np.inf
+    logits[5] = 0.0
+    logits[5, ::2] = -0.0
+    rows = make_rows(CPU, 12, temperature=[0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 2, seed=7, slot=[*range(11), -1])
+    found = tokens_of_slices(ops, logits, [0, 44, 48, 101], rows)
+    assert found.tolist() == draw(ops, logits, rows, filtered=False).tolist()
+    assert found[1] == 5
+    assert {found[2], found[3], found[11]} == {-1}

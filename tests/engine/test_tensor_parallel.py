@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.collectives.cpu import CpuCollectives
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, RankError
@@ -186,6 +187,29 @@ def test_tokens_do_not_depend_on_how_ranks_are_scheduled(size: int, folder_of: C
     drafted, engine = run(folder, size, requests, **settings, **drafting)
     assert drafted == expected
     assert any(batch.rounds for batch in engine.batches)
+
+
+def test_ranks_sample_without_gathering_logits(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedily and by chance, unless a request needs the logits of the whole vocabulary."""
+    folder, gathered = folder_of("qwen3"), []
+    gather = CpuCollectives.gather_columns
+
+    def noted(ranks: CpuCollectives, *tensors: Any, **places: Any) -> None:
+        gathered.append(ranks.index)
+        gather(ranks, *tensors, **places)
+
+    monkeypatch.setattr(CpuCollectives, "gather_columns", noted)
+    by_chance = SamplingParams(max_tokens=9, temperature=1.3, seed=11, ignore_eos=True)
+    requests = {"a": by_chance, "b": greedy(9), "c": by_chance}
+    expected, _ = run(folder, 1, requests)
+    assert run(folder, 4, requests)[0] == expected
+    assert gathered == []
+    requests["d"] = greedy(9, repetition_penalty=1.5)
+    expected, _ = run(folder, 1, requests)
+    assert run(folder, 4, requests)[0] == expected
+    assert set(gathered) == {0, 1, 2, 3}
 
 
 def test_sums_are_the_same_bits_each_time(folder_of: Callable[[str], Path]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from tessera.app.http.body import (
     LARGE_BODY,
     MAX_JSON_CONTAINERS,
+    MAX_JSON_VALUES,
     MAX_LARGE_BODIES_OF_ONE,
     LargeBody,
     parse_json_object,
@@ -224,6 +225,31 @@ def test_fault_http_layer_a_body_of_empty_lists_holds_up_nothing() -> None:
     assert parse_json_object(orjson.dumps(within)) == within
     with pytest.raises(InvalidRequestError, match="objects and lists"):
         parse_json_object(orjson.dumps({"prompt": [[]] * (MAX_JSON_CONTAINERS - 1)}))
+
+
+def test_fault_http_layer_a_body_of_millions_of_values_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those are refused before objects are made of them; commas within strings are text."""
+    made: list[bytes] = []
+    parse = orjson.loads
+
+    def note(body: bytes) -> Any:
+        made.append(body)
+        return parse(body)
+
+    monkeypatch.setattr("tessera.app.http.body.orjson.loads", note)
+    for content in (
+        b'{"prompt": [' + b"5," * (8 * 2**20 - 10) + b"5]}",
+        b'{"a": "' + b"," * 99 + b'", "b": [' + b"1,\n" * 2**21,
+    ):
+        with pytest.raises(InvalidRequestError, match=f"more than {MAX_JSON_VALUES} values"):
+            parse_json_object(content)
+    assert not made
+    text = ',"' * MAX_JSON_VALUES
+    assert parse_json_object(orjson.dumps({"prompt": text})) == {"prompt": text}
+    most = [1] * MAX_JSON_VALUES
+    assert parse_json_object(orjson.dumps({"prompt": most})) == {"prompt": most}
+    with pytest.raises(InvalidRequestError, match="values"):
+        parse_json_object(orjson.dumps({"prompt": [*most, 1]}))
 
 
 def test_fault_http_layer_large_bodies_in_hand_are_bounded(tmp_path: Path) -> None:

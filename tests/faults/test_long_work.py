@@ -7,13 +7,16 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.routing import _IncludedRouter
+from pydantic import ValidationError
 
+from tessera.app.generate.admission import CHOICES_AT_A_TIME
 from tessera.app.generate.completion import Completion, num_values
 from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, MAX_INLINE_TEXTS, are_small, checked_token_ids
@@ -22,6 +25,7 @@ from tessera.app.ollama.messages import OllamaMessage, chat_messages
 from tessera.app.openai.chat import routes as chat_routes
 from tessera.app.openai.completions import routes as completion_routes
 from tessera.app.openai.tokenize import routes as tokenize_routes
+from tessera.app.openai.tokenize.schema import DetokenizeRequest, _validate_token_ids
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.server.http_server import prepare_routes
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
@@ -184,6 +188,49 @@ def test_fault_stalls_seeds_and_bad_words_of_many_sequences_are_made_at_once(
     seeds = [one.params.seed for one in client.submissions]
     assert len(set(seeds)) == 64
     assert max(seeds) > 2**60
+
+
+def test_fault_stalls_many_bad_words_are_encoded_in_a_thread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    threads = Threads()
+    monkeypatch.setattr(HuggingFaceTokenizer, "encode_all", threads.noting(HuggingFaceTokenizer.encode_all))
+    for count in (1, MAX_INLINE_TEXTS + 1):
+        body = {"model": "tiny", "prompt": [5], "max_tokens": 1, "bad_words": ["hello"] * count}
+        client = FakeClient(always(play([5], finish="length")))
+        answer = call(client, tool_settings(tmp_path), "POST", "/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert client.submissions[0].params.bad_words
+    assert threads == ["MainThread", "MainThread", "MainThread", "text"], "the prompts' texts, then the words"
+
+
+def test_fault_stalls_a_million_ids_are_validated_without_pydantic() -> None:
+    def validate(value: Any, outer_location: str | int | None = None, /) -> Any:
+        raise AssertionError("pydantic holds the interpreter's lock for all of them")
+
+    ids = [*range(1000), -(2**63), 2**63 - 1]
+    assert _validate_token_ids(ids, validate) == ids
+    assert DetokenizeRequest.model_validate({"tokens": [*ids, 2**63]}).tokens[-1] == 2**63
+    for wrong in ([True], ["1"], [1.5], [None], [2**63 + 1], 5):
+        with pytest.raises(ValidationError):
+            DetokenizeRequest.model_validate({"tokens": wrong})
+
+
+def test_fault_stalls_many_choices_are_made_in_several_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("tessera.app.generate.admission.asyncio", SimpleNamespace(sleep=pause))
+    settings = msgspec.structs.replace(tool_settings(tmp_path), max_choices=1024)
+    for prompts, times in (([[5]], 0), ([[5]] * 4, 3)):
+        pauses.clear()
+        client = FakeClient(always(play([5], finish="length")))
+        body = {"model": "tiny", "prompt": prompts, "n": CHOICES_AT_A_TIME - 32, "max_tokens": 1}
+        answer = call(client, settings, "POST", "/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert pauses == [0] * times
 
 
 def test_fault_stalls_the_widest_parameters_are_verified_in_little_time() -> None:

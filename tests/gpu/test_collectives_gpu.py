@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pytest
 
-from tessera.engine.collectives.cpu import CpuCollectives, RankMemory
 from tessera.engine.collectives.cuda import CudaCollectives
 from tessera.engine.collectives.interface import Collectives
 from tessera.engine.collectives.peers import PeerGroup
@@ -23,6 +21,15 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.collectives import MOST_AT_ONCE
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
 from tests.support.op_cases import random_array
+from tests.support.rank_threads import (
+    Ranks,
+    check_columns_and_tokens,
+    check_graphs,
+    check_largest,
+    check_own_ids,
+    check_sums,
+    on_cpu,
+)
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
@@ -33,46 +40,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(60, method="thread")]
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 EMULATED = os.environ.get("TESSERA_EMULATED") == "1"
-
-
-class Ranks:
-    """Calls a function in each rank's thread. Where one fails, the others end, and all later calls fail at once."""
-
-    def __init__(
-        self, devices: Sequence[Device], join: Callable[[int], Collectives], group: PeerGroup | None = None
-    ) -> None:
-        self.devices = devices
-        self._group = group
-        self._failed: BaseException | None = None
-        self._threads = ThreadPoolExecutor(len(devices))
-        self.collectives = self._on_all(join, range(len(devices)))
-
-    def __call__(self, function: Callable[[Collectives, Device], T]) -> list[T]:
-        return self._on_all(function, self.collectives, self.devices)
-
-    def _on_all(self, function: Callable[..., T], *arguments: Any) -> list[T]:
-        if self._failed is not None:
-            pytest.fail(f"the ranks have failed before: {self._failed}", pytrace=False)
-        calls = [self._threads.submit(self._guarded, function, *each) for each in zip(*arguments, strict=True)]
-        errors = [error for call in calls if (error := call.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return [call.result() for call in calls]
-
-    def _guarded(self, function: Callable[..., T], *arguments: Any) -> T:
-        try:
-            return function(*arguments)
-        except BaseException as error:
-            rank = next((each.index for each in arguments if isinstance(each, Collectives)), arguments[0])
-            self._failed = self._failed or error
-            print(f"rank {rank}: {type(error).__name__}: {error}", flush=True)
-            if self._group is not None:
-                self._group.rendezvous.fail(rank, error)
-                print(*self._group.reports(), sep="\n", flush=True)
-            raise
-
-    def close(self) -> None:
-        self._threads.shutdown()
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -109,20 +76,6 @@ def devices_of(count: int, config: pytest.Config) -> Iterator[CudaDevice]:
         yield CudaDevice(index)
 
 
-def on_cpu(count: int) -> Ranks:
-    memory = RankMemory(Rendezvous(count, timeout=30.0))
-    return Ranks([CPU] * count, lambda index: CpuCollectives(index, memory))
-
-
-def reduced(ranks: Ranks, arrays: list[Array]) -> list[Array]:
-    def call(collectives: Collectives, device: Device) -> Array:
-        x = from_numpy(arrays[collectives.index], device)
-        collectives.all_reduce(x)
-        return np.array(x.numpy())
-
-    return ranks(call)
-
-
 # One chunk and a part of one; several blocks; more than one shot takes.
 SIZES = [(1, 12), (3, 4100), *([] if EMULATED else [(64, 8192)]), (65, 4096)]
 
@@ -130,12 +83,7 @@ SIZES = [(1, 12), (3, 4100), *([] if EMULATED else [(64, 8192)]), (65, 4096)]
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 @pytest.mark.parametrize("dtype", [float32, bfloat16, float16], ids=str)
 def test_sums_are_those_of_the_cpu_bit_for_bit(ranks: Ranks, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-    arrays = [random_array(seed, shape, dtype) for seed in range(len(ranks.devices))]
-    with closing(on_cpu(len(arrays))) as cpu:
-        expected = reduced(cpu, arrays)
-    found = reduced(ranks, arrays)
-    for array in found:
-        assert np.array_equal(array, expected[0])
+    check_sums(ranks, shape, dtype)
 
 
 def test_sums_follow_one_another(ranks: Ranks) -> None:
@@ -200,51 +148,20 @@ def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.
 
 
 def test_columns_are_gathered_and_tokens_told(ranks: Ranks) -> None:
-    count, rows = len(ranks.devices), 3
-    widths = [5 + index for index in range(count)]
-    parts = [random_array(seed, (rows, width), float32) for seed, width in enumerate(widths)]
+    check_columns_and_tokens(ranks)
 
-    def call(collectives: Collectives, device: Device) -> tuple[Array | None, Array]:
-        index = collectives.index
-        out = from_numpy(np.zeros((rows, sum(widths)), np.float32), device) if index == 0 else None
-        collectives.gather_columns(from_numpy(parts[index], device), out, first=sum(widths[:index]), whole=sum(widths))
-        tokens = from_numpy(np.arange(700, dtype=np.int32) * (1 if index == 0 else -1), device)
-        collectives.broadcast(tokens)
-        return None if out is None else np.array(out.numpy()), np.array(tokens.numpy())
 
-    found = ranks(call)
-    assert found[0][0] is not None
-    assert np.array_equal(found[0][0], np.concatenate(parts, axis=1))
-    assert all(np.array_equal(tokens, np.arange(700)) for _, tokens in found)
+def test_the_largest_of_all_ranks(ranks: Ranks) -> None:
+    check_largest(ranks)
 
 
 def test_ids_are_rows_of_a_part(ranks: Ranks) -> None:
-    ids, sampled = np.array([0, 7, 12, -1, -3, 40], np.int32), np.array([9, 1, 30], np.int32)
-
-    def call(collectives: Collectives, device: Device) -> Array:
-        out = from_numpy(np.zeros(6, np.int32), device)
-        found = collectives.own_ids(from_numpy(ids, device), from_numpy(sampled, device), 7, out)
-        return np.array(found.numpy())
-
-    outside = np.iinfo(np.int32).max
-    assert ranks(call)[0].tolist() == [outside, 0, 5, 2, 23, 33]
+    check_own_ids(ranks)
 
 
 def test_graphs_are_replayed_in_step(ranks: Ranks) -> None:
-    """Flags are numbered on the device, so that no replay takes those of the one before for its own."""
-
-    def call(collectives: Collectives, device: Any) -> Array:
-        x = from_numpy(np.ones((1, 512), np.float32), device)
-        with device.capture() as finish:
-            collectives.all_reduce(x)
-            collectives.all_reduce(x)
-        graph = finish()
-        for _ in range(3):
-            graph.launch()
-        return np.array(x.numpy())
-
-    count = len(ranks.devices)
-    assert all((array == count**6).all() for array in ranks(call))
+    """Flags are numbered on the device."""
+    check_graphs(ranks)
 
 
 def test_a_rank_that_does_not_come_ends_the_others(pytestconfig: pytest.Config) -> None:

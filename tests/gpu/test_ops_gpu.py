@@ -258,6 +258,22 @@ def test_norms(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[.
 
 
 @dtypes
+@pytest.mark.parametrize("shape", ROW_SHAPES)
+def test_a_norm_that_is_added_has_the_bits_of_two_steps(
+    shape: tuple[int, int], dtype: np.dtype[Any], cuda_ops: CudaOps
+) -> None:
+    device = cuda_ops.device
+    x, weight = (
+        from_numpy(random_array(1, shape, dtype, 3), device),
+        from_numpy(random_array(3, shape[1:], dtype), device),
+    )
+    stream = from_numpy(random_array(2, shape, dtype, 5), device)
+    expected = cuda_ops.add(stream, cuda_ops.rmsnorm(x, weight, 1e-5)).numpy()
+    assert cuda_ops.rmsnorm_add(x, weight, 1e-5, out=stream) is stream
+    np.testing.assert_array_equal(stream.numpy(), expected)
+
+
+@dtypes
 @pytest.mark.parametrize("shape", [*ROW_SHAPES, (3, 151936)])
 def test_softmax(shape: tuple[int, int], dtype: np.dtype[Any], compare: Callable[..., None]) -> None:
     x = random_array(5, shape, dtype, 6)

@@ -23,6 +23,7 @@ from tests.support.sampling_cases import (
     make_state,
     slots_of,
     softmax,
+    tokens_of_slices,
     within_n_sigma,
 )
 
@@ -405,3 +406,22 @@ def test_nothing_crosses_between_host_and_device(
         tokens = cuda_ops.sample(logits, parameters, filtered=True)
         cuda_ops.record_tokens(state, slots, tokens)
         cuda_ops.top_logprobs(logits, tokens, 5)
+
+
+@pytest.mark.parametrize(("vocab_size", "bounds"), [(101, [0, 44, 48, 101]), (32001, [0, 16000, 32001])])
+def test_tokens_of_slices_are_those_of_the_whole(
+    cuda_ops: CudaOps, rng: np.random.Generator, vocab_size: int, bounds: list[int]
+) -> None:
+    """By chance and without, on the CPU and here; one row has NaN, and one is padding."""
+    logits = varied_logits(rng, 10, vocab_size)
+    logits[3, vocab_size - 1] = np.nan
+    temperatures, slots = [0.0, 1.0, 0.7, 1.0, 0.0] * 2, [*range(9), -1]
+
+    def rows(device: Device) -> Tensor:
+        return make_rows(device, 10, temperature=temperatures, seed=np.arange(10), slot=slots)
+
+    found = tokens_of_slices(cuda_ops, logits, bounds, rows(cuda_ops.device))
+    assert found[3] == found[9] == -1
+    whole = cuda_ops.sample(from_numpy(logits, cuda_ops.device), rows(cuda_ops.device), filtered=False)
+    assert found.tolist() == whole.numpy().tolist()
+    assert found.tolist() == tokens_of_slices(CpuOps(), logits, bounds, rows(CPU)).tolist()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
+from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Device, Tensor, from_numpy
+
+Array = np.ndarray[Any, Any]
 
 
 def make_rows(device: Device, count: int, **values: Any) -> Tensor:
@@ -28,6 +33,26 @@ def make_rows(device: Device, count: int, **values: Any) -> Tensor:
         prompt = positions[i] - outputs[i]
         rows[i] = row_values(params, slot=slots[i], num_prompt_tokens=prompt, position=positions[i])
     return from_numpy(rows, device)
+
+
+def tokens_of_slices(ops: Ops, logits: Array, bounds: list[int], rows: Tensor) -> Array:
+    """Of logits [S, V] in slices that begin and end with `bounds`, as ranks choose that have one each."""
+    parts = [from_numpy(np.ascontiguousarray(logits[:, begin:end]), ops.device) for begin, end in pairwise(bounds)]
+    count = len(logits)
+
+    def best(choose: Callable[[Tensor, int, Tensor], None]) -> Tensor:
+        found = np.zeros(count, np.uint64)
+        for part, first in zip(parts, bounds, strict=False):
+            out = from_numpy(np.zeros(count, np.uint64), ops.device)
+            choose(part, first, out)
+            found = np.maximum(found, out.numpy())
+        return from_numpy(found, ops.device)
+
+    maxima = best(lambda part, first, out: ops.best_of_slice(part, rows, first, out=out))
+    choices = best(lambda part, first, out: ops.choose_in_slice(part, rows, maxima, first, out=out))
+    tokens = from_numpy(np.zeros(count, np.int32), ops.device)
+    ops.slice_tokens(maxima, choices, out=tokens)
+    return np.array(tokens.numpy())
 
 
 def rows_of(rows: Tensor, indices: list[int]) -> Tensor:

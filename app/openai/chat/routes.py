@@ -39,7 +39,7 @@ async def create_chat_completion(http_request: Request) -> Response:
     prediction = None
     if request.prediction is not None and model.info.speculates:
         prediction = await encode_prediction(model, request.prediction.content)
-    generation = admission.start_chat(request, prompt, prediction=prediction)
+    generation = await admission.start_chat(request, prompt, prediction=prediction)
     head = CompletionHead.new("chatcmpl", request.model, model.info)
     completions = [Completion() for _ in generation.choices]
 

@@ -37,7 +37,7 @@ async def create_completion(http_request: Request) -> Response:
     echoes = None
     if request.echo:
         echoes = [_echo(model, request, *both) for both in zip(request.prompt, prompts, strict=True)]
-    generation = admission.start(
+    generation = await admission.start(
         request,
         prompts,
         param="prompt",

@@ -60,7 +60,7 @@ async def create_response(http_request: Request) -> Response:
     if request.background and not turn.is_stored:
         raise InvalidRequestError("background is not supported: this server keeps no responses.", param="background")
     prompt = await response_prompt(model, request, turn.chat)
-    generation = admission.start_chat(turn.chat, prompt, param="input")
+    generation = await admission.start_chat(turn.chat, prompt, param="input")
     states = ResponseStates(request, model.defaults, stored=turn.is_stored)
     seal = seal_of(http_request)
     events = ResponseEvents(

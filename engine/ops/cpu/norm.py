@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tessera.engine.ops.cpu.precision import Float32Array, store, widen, widen_array
+from tessera.engine.ops.cpu.precision import Float32Array, rounded, store, widen, widen_array
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
@@ -12,6 +12,11 @@ from tessera.engine.tensor import Tensor
 class NormOps(Ops):
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         store(out, rms_normalised(widen(x), widen(weight), eps))
+
+    @np.errstate(all="ignore")
+    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        normed = rounded(rms_normalised(widen(x), widen(weight), eps), out.dtype)
+        store(out, widen(out) + widen_array(normed))
 
     @np.errstate(all="ignore")
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:

@@ -41,6 +41,10 @@ TOP_P_SLACK = 2.0**-22
 TOP_N_SIGMA_SLACK = 2.0**-20
 SIGMA_BITS = 20
 
+NO_CHOICE = np.uint64(0)
+SIGN_BIT = np.uint32(1 << 31)
+ORDERED_NAN = np.uint32(0xFF800001)  # the next after infinity
+
 NOISE_BATCH = 2**18  # logits whose noise is made at once: enough to hide NumPy's cost per call
 
 
@@ -84,6 +88,29 @@ class SamplingOps(Ops):
             batch = random_rows[start : start + rows_at_once]
             token_ids[batch] = _gumbel_choices(all_logits, maxima, batch, parameters, filtered)
 
+    def _best_of_slice(self, logits: Tensor, rows: Tensor, first: int, out: Tensor) -> None:
+        values = logits.numpy()
+        ids = values.argmax(axis=1)  # of a row with NaN, this is the first NaN
+        choices = choices_of(values[np.arange(len(values)), ids], ids + first)
+        out.numpy()[...] = np.where(rows.numpy()["slot"] >= 0, choices, NO_CHOICE)
+
+    def _choose_in_slice(self, logits: Tensor, rows: Tensor, maxima: Tensor, first: int, out: Tensor) -> None:
+        best, parameters = maxima.numpy(), rows.numpy()
+        out.numpy()[...] = best
+        highest = scores_of(best)
+        for i in np.flatnonzero(np.isfinite(highest) & (parameters["temperature"] > 0.0)):
+            distances = _distances(logits.numpy()[i], highest[i], parameters["temperature"][i])
+            ids = np.flatnonzero(distances < REACH)
+            out.numpy()[i] = NO_CHOICE
+            if len(ids):
+                row = np.full(len(ids), i)
+                scores = _gumbel_noise(parameters["seed"], parameters["position"], row, ids + first) - distances[ids]
+                out.numpy()[i] = choices_of(scores, ids + first).max()
+
+    def _slice_tokens(self, maxima: Tensor, choices: Tensor, out: Tensor) -> None:
+        tokens = (~choices.numpy() & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+        out.numpy()[...] = np.where(np.isfinite(scores_of(maxima.numpy())), tokens, -1)
+
     def _record_tokens(self, state: SamplingState, slots: Tensor, token_ids: Tensor) -> None:
         token_state = state.token_state.numpy()
         slot, token_id = slots.numpy(), token_ids.numpy()
@@ -102,6 +129,20 @@ class SamplingOps(Ops):
             ids = _largest(row, top_ids.shape[1])
             top_ids.numpy()[i] = ids
             top_values.numpy()[i] = row[ids] - maximum - log_sum
+
+
+def choices_of(scores: Float32Array, ids: IndexArray) -> UInt64Array:
+    """Numbers in the order of the scores, then against that of the ids; see `cuda_src/include/choice.cuh`."""
+    bits = np.where(scores == 0.0, np.float32(0.0), scores).view(np.uint32)
+    ordered = np.where(bits & SIGN_BIT, ~bits, bits | SIGN_BIT)
+    ordered = np.where(np.isnan(scores), ORDERED_NAN, ordered).astype(np.uint64)
+    return (ordered << np.uint64(32)) | ~ids.astype(np.uint32)
+
+
+def scores_of(choices: UInt64Array) -> Float32Array:
+    ordered = (choices >> np.uint64(32)).astype(np.uint32)
+    found: Float32Array = np.where(ordered & SIGN_BIT, ordered ^ SIGN_BIT, ~ordered).view(np.float32)
+    return found
 
 
 def _ids_in_range(ids: Int32Array, vocab_size: int) -> Int32Array:

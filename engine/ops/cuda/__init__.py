@@ -18,6 +18,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda.activation import ActivationOps
 from tessera.engine.ops.cuda.attention import AttentionOps
+from tessera.engine.ops.cuda.collectives import SliceOps
 from tessera.engine.ops.cuda.elementwise import ElementwiseOps
 from tessera.engine.ops.cuda.encoder import EncoderOps
 from tessera.engine.ops.cuda.linear_ops import LinearOps
@@ -41,6 +42,7 @@ class CudaOps(
     SoftmaxOps,
     RandomOps,
     SamplingOps,
+    SliceOps,
     EncoderOps,
 ):
     """All operations on one CUDA device; see `tessera.engine.ops.interface.Ops`."""

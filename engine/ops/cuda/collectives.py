@@ -1,4 +1,4 @@
-"""Kernels by which the ranks that share a model meet in each other's memory."""
+"""Kernels by which the ranks that share a model meet in each other's memory, and their parts of choosing tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
+from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, c_enum, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import (
@@ -22,7 +23,10 @@ from tessera.engine.cuda.params import (
     Pointer,
     Uint64,
 )
+from tessera.engine.ops.cuda.sampling import ROW_BLOCK, InRows, row_block_config
 from tessera.engine.ops.cuda.types import CHUNK, NORM_CHUNKS, NORM_THREADS, ceil_div, rmsnorm_config
+from tessera.engine.ops.interface import Ops
+from tessera.engine.tensor import Tensor
 
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
@@ -48,6 +52,7 @@ class Meeting(IntEnum):
     GATHER_COLUMNS = 2
     BROADCAST = 3
     ALL_REDUCE_NORM = 4
+    ALL_REDUCE_MAX = 5
 
 
 class Board(IntEnum):
@@ -63,6 +68,8 @@ class Board(IntEnum):
     SEEN = 7  # that which the other rank has come to
 
 
+InChoices = Annotated[Pointer, "const unsigned long long*"]
+OutChoices = Annotated[Pointer, "unsigned long long*"]
 Boxes = Annotated[Pointer, "const unsigned long long*"]  # of each rank, then this rank's board
 
 
@@ -121,12 +128,45 @@ class BroadcastParams(NamedTuple):
     patience: Uint64
 
 
+class AllReduceMaxParams(NamedTuple):
+    x: Annotated[Pointer, "unsigned long long*"]
+    boxes: Boxes
+    size: Int32
+    rank: Int32
+    ranks: Int32
+    patience: Uint64
+
+
 class OwnIdsParams(NamedTuple):
     ids: InInt
     sampled: InInt
     out: OutInt
     size: Int32
     first: Int32
+
+
+class SliceBestParams(NamedTuple):
+    logits: InFloat
+    rows: InRows
+    choices: OutChoices
+    width: Int32
+    first: Int32
+
+
+class SliceChoiceParams(NamedTuple):
+    logits: InFloat
+    rows: InRows
+    maxima: InChoices
+    choices: OutChoices
+    width: Int32
+    first: Int32
+
+
+class SliceTokensParams(NamedTuple):
+    maxima: InChoices
+    choices: InChoices
+    token_ids: OutInt
+    num_rows: Int32
 
 
 ALL_REDUCE = KernelSpec(
@@ -145,8 +185,27 @@ ALL_REDUCE_NORM = KernelSpec(
 )
 GATHER_COLUMNS = KernelSpec("collectives/exchange.cu", "gather_columns_kernel", (), GatherColumnsParams, on_demand=True)
 BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), BroadcastParams, on_demand=True)
+ALL_REDUCE_MAX = KernelSpec("collectives/exchange.cu", "all_reduce_max_kernel", (), AllReduceMaxParams, on_demand=True)
 OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
-SPECS = (ALL_REDUCE, ALL_REDUCE_PARTS, ALL_REDUCE_NORM, GATHER_COLUMNS, BROADCAST, OWN_IDS)
+SLICE_BEST = KernelSpec("sampling/slice.cu", "slice_best_kernel", (), SliceBestParams, overlaps=True, on_demand=True)
+SLICE_CHOICE = KernelSpec(
+    "sampling/slice.cu", "slice_choice_kernel", (), SliceChoiceParams, overlaps=True, on_demand=True
+)
+SLICE_TOKENS = KernelSpec(
+    "sampling/slice.cu", "slice_tokens_kernel", (), SliceTokensParams, overlaps=True, on_demand=True
+)
+SPECS = (
+    ALL_REDUCE,
+    ALL_REDUCE_PARTS,
+    ALL_REDUCE_NORM,
+    GATHER_COLUMNS,
+    BROADCAST,
+    ALL_REDUCE_MAX,
+    OWN_IDS,
+    SLICE_BEST,
+    SLICE_CHOICE,
+    SLICE_TOKENS,
+)
 declare_header(
     "peers",
     __name__,
@@ -167,7 +226,9 @@ declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsPa
 declare_header(
     "all_reduce_norm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
 )
-declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, OwnIdsParams))
+declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, AllReduceMaxParams, OwnIdsParams))
+
+declare_header("slice", __name__, {"THREADS": ROW_BLOCK}, (SliceBestParams, SliceChoiceParams, SliceTokensParams))
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -175,7 +236,14 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
     found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
     found += [(ALL_REDUCE_NORM, (dtype, boxed)) for dtype in dtypes for boxed in ("false", "true")]
-    return [*found, (GATHER_COLUMNS, ()), (BROADCAST, ()), (OWN_IDS, ())]
+    return [
+        *found,
+        (GATHER_COLUMNS, ()),
+        (BROADCAST, ()),
+        (ALL_REDUCE_MAX, ()),
+        (OWN_IDS, ()),
+        *((spec, ()) for spec in (SLICE_BEST, SLICE_CHOICE, SLICE_TOKENS)),
+    ]
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
@@ -188,3 +256,28 @@ def norm_config(rows: int, hidden: int, most_blocks: int) -> LaunchConfig | None
     """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None where threads have no room for a row."""
     config = rmsnorm_config(min(rows, most_blocks), hidden)
     return config if hidden % CHUNK == 0 and hidden <= config.block[0] * CHUNK * NORM_CHUNKS else None
+
+
+def launch_own_ids(device: CudaDevice, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> None:
+    """See `Collectives.own_ids`."""
+    config = LaunchConfig((ceil_div(ids.size, THREADS), 1, 1), (THREADS, 1, 1))
+    device.launch(OWN_IDS, (), config, OwnIdsParams(ids, sampled, out, ids.size, first))
+
+
+class SliceOps(Ops):
+    device: CudaDevice
+
+    def _best_of_slice(self, logits: Tensor, rows: Tensor, first: int, out: Tensor) -> None:
+        num_rows, width = logits.shape
+        params = SliceBestParams(logits=logits, rows=rows, choices=out, width=width, first=first)
+        self.device.launch(SLICE_BEST, (), row_block_config(num_rows), params)
+
+    def _choose_in_slice(self, logits: Tensor, rows: Tensor, maxima: Tensor, first: int, out: Tensor) -> None:
+        num_rows, width = logits.shape
+        params = SliceChoiceParams(logits=logits, rows=rows, maxima=maxima, choices=out, width=width, first=first)
+        self.device.launch(SLICE_CHOICE, (), row_block_config(num_rows), params)
+
+    def _slice_tokens(self, maxima: Tensor, choices: Tensor, out: Tensor) -> None:
+        config = LaunchConfig((ceil_div(out.size, ROW_BLOCK), 1, 1), (ROW_BLOCK, 1, 1))
+        params = SliceTokensParams(maxima=maxima, choices=choices, token_ids=out, num_rows=out.size)
+        self.device.launch(SLICE_TOKENS, (), config, params)

@@ -54,6 +54,14 @@ RMSNORM = KernelSpec(
     params=RmsnormParams,
     overlaps=True,
 )
+RMSNORM_ADD = KernelSpec(
+    file="norm/rmsnorm.cu",
+    name="rmsnorm_add_kernel",
+    template=("T", "WHOLE"),
+    params=RmsnormParams,
+    overlaps=True,
+    on_demand=True,
+)
 LAYERNORM = KernelSpec(
     file="norm/layernorm.cu",
     name="layernorm_kernel",
@@ -67,7 +75,7 @@ NORM_COLUMNS = KernelSpec(
     params=NormColumnsParams,
     on_demand=True,
 )
-SPECS = (RMSNORM, LAYERNORM, NORM_COLUMNS)
+SPECS = (RMSNORM, RMSNORM_ADD, LAYERNORM, NORM_COLUMNS)
 
 declare_header("rmsnorm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (RmsnormParams,))
 declare_header("layernorm", __name__, params=(LayernormParams,))
@@ -78,7 +86,9 @@ FLAGS = ("true", "false")
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    flagged = [(spec, (dtype, flag)) for spec in (RMSNORM, NORM_COLUMNS) for dtype in dtypes for flag in FLAGS]
+    flagged = [
+        (spec, (dtype, flag)) for spec in (RMSNORM, RMSNORM_ADD, NORM_COLUMNS) for dtype in dtypes for flag in FLAGS
+    ]
     return flagged + [(LAYERNORM, (dtype,)) for dtype in dtypes]
 
 
@@ -86,12 +96,20 @@ class NormOps(Ops):
     device: CudaDevice
 
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        self._launch_rmsnorm(RMSNORM, x, weight, eps, out)
+
+    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        self._launch_rmsnorm(RMSNORM_ADD, x, weight, eps, out)
+
+    def _launch_rmsnorm(
+        self, spec: KernelSpec[RmsnormParams], x: Tensor, weight: Tensor, eps: float, out: Tensor
+    ) -> None:
         rows, hidden = x.shape
         whole = hidden % CHUNK == 0 and aligned(16, x, weight, out)
         template = (cuda_type(x.dtype), "true" if whole else "false")
         config = rmsnorm_config(rows, hidden)
         params = RmsnormParams(x=x, weight=weight, out=out, hidden=hidden, eps=eps)
-        self.device.launch(RMSNORM, template, config, params)
+        self.device.launch(spec, template, config, params)
 
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape

@@ -97,6 +97,7 @@ OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
         *attention.sm90_prefill.WITH_SINKS,
     ),
     "relu": (activation.RELU,),
+    "rmsnorm_add": (norm.RMSNORM_ADD,),
     "norm_columns": (norm.NORM_COLUMNS,),
     "rotate": (attention.rope.ROTATE,),
 }

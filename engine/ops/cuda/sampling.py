@@ -13,7 +13,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InInt, Int32, InUint, OutFloat, OutInt, OutUint, Pointer
 from tessera.engine.ops.cuda.types import ceil_div
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.sampling_interface import SamplingState
+from tessera.engine.ops.sampling_interface import RANDOM_GROUP, SamplingState
 from tessera.engine.tensor import Tensor, uint32, uint64
 
 InRows = Annotated[Pointer, "const SamplingRow*"]
@@ -145,7 +145,7 @@ SPECS = (
 
 SPLIT_BLOCK = Constant(256, "threads of a block that takes a part of a row")
 ROW_BLOCK = Constant(1024, "threads of a block that takes a row")
-RANDOM_GROUP = Constant(4, "ids that share one call of the random generator")
+GROUP = Constant(RANDOM_GROUP, "ids that share one call of the random generator")
 CLUSTER_BLOCKS = Constant(8)
 CLUSTER_THREADS = Constant(512, "of a block of a cluster")
 MAX_CLUSTER_TOP = Constant(64)
@@ -165,10 +165,10 @@ declare_header(
         "THREADS": ROW_BLOCK,
         "CLUSTER_BLOCKS": CLUSTER_BLOCKS,
         "CLUSTER_THREADS": CLUSTER_THREADS,
-        "GROUP": RANDOM_GROUP,
     },
     (SampleParams,),
 )
+declare_header("row_choice", __name__, {"GROUP": GROUP})
 declare_header(
     "logprobs",
     __name__,

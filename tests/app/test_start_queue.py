@@ -1,0 +1,108 @@
+"""Requests start on the event loop in turn by account, however many arrive together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from tessera.app.http.limits import LimitsMiddleware
+from tessera.app.limits.key_use import KeyUse
+from tessera.app.limits.memory_watermark import MemoryWatermark
+from tessera.app.limits.start_queue import MAX_STARTS
+
+HEAVY, LIGHT = "10.0.0.1", "10.9.9.9"
+
+
+class Starts:
+    """An application behind the middleware, which notes what starts in which pass of the loop."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.by_pass: Counter[int] = Counter()
+        self._pass = 0
+        self._middleware = LimitsMiddleware(self._app, KeyUse(), MemoryWatermark(0))
+
+    def request(self, address: str, method: str = "POST", path: str = "/v1/completions") -> asyncio.Task[None]:
+        scope = {"type": "http", "method": method, "path": path, "client": (address, 1)}
+        return asyncio.ensure_future(self._middleware(scope, self._none, self._none))
+
+    async def run(self, *tasks: asyncio.Task[None]) -> None:
+        ticks = asyncio.ensure_future(self._count_passes())
+        await asyncio.gather(*tasks, return_exceptions=True)
+        ticks.cancel()
+
+    async def _count_passes(self) -> None:
+        while True:
+            self._pass += 1
+            await asyncio.sleep(0)
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.addresses.append(scope["client"][0])
+        self.by_pass[self._pass] += 1
+
+    async def _none(self, *arguments: Any) -> Any:
+        raise AssertionError("nothing is sent or received")
+
+
+def test_fault_fairness_hundreds_of_requests_that_arrive_together_do_not_hold_up_another_keys() -> None:
+    async def main() -> None:
+        starts = Starts()
+        await starts.run(*(starts.request(HEAVY) for _ in range(300)), starts.request(LIGHT))
+        assert starts.addresses.index(LIGHT) <= MAX_STARTS + 1
+        assert Counter(starts.addresses) == {HEAVY: 300, LIGHT: 1}
+        assert max(starts.by_pass.values()) <= MAX_STARTS
+        assert starts.by_pass.total() / len(starts.by_pass) > MAX_STARTS - 1, "no pass is left out"
+
+    asyncio.run(main())
+
+
+def test_accounts_start_in_turn_and_each_ones_requests_in_order() -> None:
+    async def main() -> None:
+        starts = Starts()
+        addresses = [f"10.0.0.{number}" for number in range(20) for _ in range(16)]
+        await starts.run(*map(starts.request, addresses), starts.request(LIGHT))
+        assert starts.addresses.index(LIGHT) <= MAX_STARTS + 20
+        assert sorted(starts.addresses) == sorted([*addresses, LIGHT])
+
+    asyncio.run(main())
+
+
+def test_a_request_that_comes_alone_starts_at_once() -> None:
+    async def main() -> None:
+        starts = Starts()
+        for method in ("POST", "GET", "POST"):
+            task = starts.request(LIGHT, method)
+            await asyncio.sleep(0)
+            assert task.done()
+
+    asyncio.run(main())
+
+
+def test_fault_fairness_hundreds_of_scrapes_that_arrive_together_do_not_hold_up_others() -> None:
+    async def main() -> None:
+        starts = Starts()
+        await starts.run(*(starts.request(HEAVY, "GET", "/metrics") for _ in range(240)), starts.request(LIGHT))
+        assert starts.addresses.index(LIGHT) <= MAX_STARTS + 1
+        assert max(starts.by_pass.values()) <= MAX_STARTS
+
+    asyncio.run(main())
+
+
+def test_a_request_that_ends_while_it_waits_leaves_its_place_to_others() -> None:
+    async def main() -> None:
+        starts = Starts()
+        tasks = [starts.request(HEAVY) for _ in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks[MAX_STARTS:40]:
+            task.cancel()
+        await starts.run(*tasks)
+        assert len(starts.addresses) == MAX_STARTS + 10
+        assert len(starts.by_pass) <= 1 + 10 // MAX_STARTS + 1
+        await asyncio.sleep(0)
+        await starts.request(LIGHT)
+        assert starts.addresses[-1] == LIGHT
+
+    asyncio.run(main())
