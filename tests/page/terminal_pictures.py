@@ -1,4 +1,4 @@
-"""Pictures of the terminal for the documentation: `python -m tests.page.terminal_pictures` writes docs/images/terminal-*.png.
+"""Pictures of the terminal: `python -m tests.page.terminal_pictures` writes docs/images/terminal-*.png.
 
 A chat with the demonstration model, and a load test of a simulated server, each in a terminal of its own.
 """
@@ -89,7 +89,8 @@ def as_html(output: str) -> str:
             elif code in COLOURS:
                 styles.add(COLOURS[code])
     rules = "".join(f".{name} {{ color: var(--{name}); }}" for name in COLOURS.values())
-    return f"<!doctype html><meta charset=utf-8><title>Terminal</title><style>{STYLE}{rules}</style><pre>{''.join(parts)}"
+    head = f"<!doctype html><meta charset=utf-8><title>Terminal</title><style>{STYLE}{rules}</style>"
+    return f"{head}<pre>{''.join(parts)}"
 
 
 def show(page: Page, output: str, name: str, folder: Path) -> None:
