@@ -49,6 +49,7 @@ TITLES = {
     "InternLM2ForCausalLM": "InternLM 2 and 2.5",
     "InternLM3ForCausalLM": "InternLM 3",
     "LlamaForCausalLM": "Llama 2, 3 and 3.x, Yi, DeepSeek LLM, SmolLM 1 and 2, TinyLlama",
+    "MiMoForCausalLM": "MiMo-7B",
     "MiniCPMForCausalLM": "MiniCPM 1, 2B and 1B",
     "MinistralForCausalLM": "Ministral",
     "MistralForCausalLM": "Mistral, Mistral Nemo and Small",

@@ -11,6 +11,7 @@ from tessera.engine.contract.logs import LogFormat, LogLevel
 from tessera.engine.contract.speculation.settings import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_MODEL_DRAFT_TOKENS,
+    DEFAULT_MTP_DRAFT_TOKENS,
     DRAFT_STEP_TOKENS,
     MAX_DRAFT_TOKENS,
     MAX_LOOKUP,
@@ -372,7 +373,8 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         Option(
             "ngram: what followed the same last tokens before in prompt and completion; suffix: the longest end of the "
             "text that occurred before, also in earlier completions of the same key; draft_model: what the smaller "
-            "--speculative-model says; eagle3: what the EAGLE-3 head there says",
+            "--speculative-model says; eagle3: what the EAGLE-3 head there says; mtp: what the model's own layer of "
+            "multi-token prediction says",
             group="speculation",
         ),
     ] = "suffix"
@@ -394,7 +396,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
             metavar="TOKENS",
             low=1,
             high=MAX_DRAFT_TOKENS,
-            default=f"{DEFAULT_DRAFT_TOKENS}, of a model {DEFAULT_MODEL_DRAFT_TOKENS}",
+            default=f"{DEFAULT_DRAFT_TOKENS}; of a model {DEFAULT_MODEL_DRAFT_TOKENS}, mtp {DEFAULT_MTP_DRAFT_TOKENS}",
         ),
     ] = None
     prompt_lookup_min: Annotated[
@@ -456,8 +458,10 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
 
     @property
     def draft_step_tokens(self) -> int:
-        """Most tokens of a step of the draft model: of each sequence a token and the last accepted one fit."""
-        return max(2 * self.max_num_seqs, min(self.max_num_batched_tokens, DRAFT_STEP_TOKENS))
+        """Most tokens of a step of the draft model: of each sequence a token and those accepted before it fit."""
+        settings = self.speculation_settings
+        most = 1 + settings.num_tokens if settings is not None and settings.reads_states else 2
+        return max(most * self.max_num_seqs, min(self.max_num_batched_tokens, DRAFT_STEP_TOKENS))
 
     def with_draft_model(self, path: str) -> EngineConfig:
         """A copy whose draft model is the folder or file `path`."""

@@ -23,7 +23,7 @@ from tessera.engine.core.step_batch import (
     draft_reference,
 )
 from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
-from tessera.engine.speculation.model_drafts import ON_DEVICE, PROMPT_ROOM
+from tessera.engine.speculation.model_drafts import ON_DEVICE
 from tessera.engine.speculation.verification import VerifiedDraft
 
 
@@ -190,8 +190,9 @@ class SlotTable:
             input_ids += sequence.token_ids[first:stop]
             keys.note_computed(sequence.block_table, first, stop)
             sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
-        for sequence in drafting:
-            sequence.num_drafter_tokens += len(sequence.draft) - 1
+        if not limits.rereads:
+            for sequence in drafting:
+                sequence.num_drafter_tokens += len(sequence.draft) - 1
         batch = self._draft_step(limits, readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
         batch.table_updates = step.batch.table_updates
         steps = [batch]
@@ -202,7 +203,7 @@ class SlotTable:
             newest = np.array([-1 - sequence.slot for sequence in longer], np.int32)
             steps.append(self._draft_step(limits, longer, ones, positions, newest, ones.astype(bool)))
         step.batch.drafting = tuple(steps)
-        step.reads_texts = bool((counts > PROMPT_ROOM).any())
+        step.reads_texts = bool((counts > limits.caught_up).any())
 
     def _draft_step(
         self,

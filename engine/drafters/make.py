@@ -12,6 +12,7 @@ from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.drafters.eagle3 import Eagle3
 from tessera.engine.drafters.eagle3_config import read_eagle3
+from tessera.engine.drafters.predictor import Predictor
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.weights.build import num_parameters
@@ -28,11 +29,13 @@ def make_drafter(config: EngineConfig, model: ModelConfig, ops: Ops) -> DraftMod
     settings = config.speculation_settings
     if settings is None or not settings.uses_model:
         return None
+    if config.kv_offload_gib is not None and settings.reads_states:
+        raise ConfigError(f"the speculative method {settings.method} cannot be used with --kv-offload-gib")
     config = msgspec.structs.replace(config, dtype=resolve_dtype(config, model, ops.device).name)
     if settings.method == "eagle3":
-        if config.kv_offload_gib is not None:
-            raise ConfigError("the speculative method eagle3 cannot be used with --kv-offload-gib")
         return Eagle3(config, read_eagle3(Path(settings.model), model), ops.device, ops)
+    if settings.method == "mtp":
+        return Predictor(config, model, ops.device, ops)
     try:
         own = load_config(Path(settings.model))
     except ModelError as error:

@@ -22,6 +22,7 @@ from tessera.engine.models.layers import multiplier, parse_layers, soft_cap
 from tessera.engine.models.quantised.methods import EXPERTS_METHOD, quantisation_of_config, read_quantisation
 from tessera.engine.models.quantised.rules import Quantisation
 from tessera.engine.models.registry import ARCHITECTURES, Architecture, architecture_name, supported_names
+from tessera.engine.models.registry.predictor import NUM_PREDICTORS
 from tessera.engine.models.rope import MAX_POSITIONS, RopeConfig, longest_context, parse_rope
 from tessera.engine.models.specs import ClassifierSpec, LayerSpec, MoESpec, NormSpec
 from tessera.engine.models.text_part import text_part
@@ -35,6 +36,7 @@ MAX_EOS_TOKEN_IDS = 64
 MAX_TOKEN_TYPES = 1024
 MAX_ENCODER_HEAD_DIM = 128
 MAX_MATRYOSHKA = 64
+MAX_PREDICTORS = 64
 
 DTYPES = {"float32": float32, "float16": float16, "bfloat16": bfloat16}
 # As people write them in config.json; a checkpoint in float64 is computed in float32, and `auto` says nothing.
@@ -71,6 +73,7 @@ class ModelConfig:
         max_position_embeddings: context length that the model states.
         eos_token_ids: of config.json and generation_config.json together, ascending.
         torch_dtype: of the checkpoint; None where config.json does not say.
+        num_predictors: layers of multi-token prediction in the checkpoint, by config.json.
         num_token_types: rows of the table of token types; 0 where there is none.
         mxfp4_experts: the checkpoint has the weights of experts in MXFP4.
         classifier: head for sequence classification, which then is the only one.
@@ -101,6 +104,7 @@ class ModelConfig:
     logits_soft_cap: float | None = None
     is_encoder: bool = False
     first_position: int = 0
+    num_predictors: int = 0
     num_token_types: int = 0
     mxfp4_experts: bool = False
     classifier: ClassifierSpec | None = None
@@ -269,6 +273,7 @@ def parse_config(
         head_normalised=architecture.normalised_head is not None and config.boolean(architecture.normalised_head),
         logits_multiplier=1.0 / multiplier(config, architecture.logits_divisor),
         logits_soft_cap=soft_cap(config, architecture.logits_soft_cap),
+        num_predictors=_num_predictors(config, architecture),
         num_token_types=size("type_vocab_size", MAX_TOKEN_TYPES) if architecture.token_types else 0,
         classifier=parse_classifier(config, architecture, class_name, norm),
         mxfp4_experts=config.section("quantization_config").raw("quant_method") == EXPERTS_METHOD,
@@ -278,6 +283,12 @@ def parse_config(
     _check_size(result, source)
     _check_experts(layers, result.quantisation, source)
     return replace(result, notes=tuple(notes))
+
+
+def _num_predictors(config: Fields, architecture: Architecture) -> int:
+    if architecture.predictor is None or not config.has(NUM_PREDICTORS):
+        return 0
+    return config.integer(NUM_PREDICTORS, 0, MAX_PREDICTORS)
 
 
 def _ropes(config: Fields, architecture: Architecture, head_dim: int, max_positions: int) -> tuple[RopeConfig, ...]:

@@ -73,6 +73,7 @@ class Decoder:
             is_normed = bool(layers) and layers[-1].has_normed
             tables = rope_tables.tables
             layers.append(DecoderLayer(spec, layer, ops, cache, tables, ranks, next_norm, is_normed=is_normed))
+        self._output_tap: Tap | None = None
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer | TappedLayer] = [*layers]
         if self._stream is not None:
@@ -88,8 +89,12 @@ class Decoder:
             self._embedding_multiplier = float(np.float32(config.embedding_multiplier).astype(dtype))
 
     def tap(self, index: int, tap: Tap) -> None:
-        """Have every later forward call `tap` with the stream before layer `index`."""
-        self._layers[index] = TappedLayer(self._layers[index], tap)
+        """Have every later forward call `tap` with the stream before layer `index`, or after the last layer, which then
+        computes every token."""
+        if index == len(self._layers):
+            self._output_tap = tap
+        else:
+            self._layers[index] = TappedLayer(self._layers[index], tap)
 
     def forward(
         self,
@@ -111,7 +116,7 @@ class Decoder:
         """
         self._select(None if adapters is None else adapters.tokens)
         stream = self._embed(input_ids, metadata, buffers, sampled)
-        if last is not None:
+        if last is not None and self._output_tap is None:
             assert logits_indices is not None, "`last` describes chosen tokens"
             for layer in self._layers[:-1]:
                 layer.forward(stream, metadata, buffers)
@@ -121,6 +126,8 @@ class Decoder:
             return self._logits(stream, buffers)
         for layer in self._layers:
             layer.forward(stream, metadata, buffers)
+        if self._output_tap is not None:
+            self._output_tap(stream, metadata)
         return self._logits(stream, buffers) if logits_indices is None else self.project(logits_indices, buffers)
 
     def project(self, logits_indices: Tensor, buffers: StepBuffers) -> Tensor:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+PLAIN_ROOM = 2  # tokens: the newest, and the last of a draft that was accepted whole
+
 
 @dataclass(frozen=True)
 class DraftLimits:
@@ -18,11 +20,15 @@ class DraftLimits:
         max_model_len: longest text that it reads.
         short_rope_len: where the long form of its RoPE tables begins.
         shift: it reads a token in the place of the one so many before, and the first ones not at all.
+        caught_up: most tokens that it has not read of a sequence that it follows.
+        rereads: it reads the accepted tokens of its drafts again, with what the served model has left of them since.
     """
 
     max_model_len: int
     short_rope_len: int = 0
     shift: int = 0
+    caught_up: int = PLAIN_ROOM
+    rereads: bool = False
 
 
 class DraftKeys:

@@ -8,7 +8,6 @@ from tessera.engine.contract.messages import TokenIds
 from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
 
 ON_DEVICE = -1  # in a sequence's draft: a token that the device computes before the step
-PROMPT_ROOM = 2  # tokens of a sequence that has caught up: the newest, and the last of a draft that was accepted whole
 
 
 class ReadSequence(Protocol):
@@ -23,7 +22,7 @@ class ReadSequence(Protocol):
 class ModelDrafts:
     """Shares the draft model's next steps among sequences.
 
-    `step_tokens`: most tokens of a step, at least PROMPT_ROOM for each running sequence.
+    `step_tokens`: most tokens of a step, at least `limits.caught_up` for each running sequence.
     """
 
     def __init__(self, limits: DraftLimits, keys: DraftKeys, step_tokens: int) -> None:
@@ -35,7 +34,7 @@ class ModelDrafts:
 
     def begin_step(self, num_seqs: int) -> None:
         """A step of `num_seqs` sequences is planned."""
-        self._room = self._step_tokens - PROMPT_ROOM * num_seqs
+        self._room = self._step_tokens - self._limits.caught_up * num_seqs
         self._being_read.clear()
 
     def most_tokens(self, sequence: ReadSequence) -> int:
@@ -50,12 +49,12 @@ class ModelDrafts:
             return []
         sequence.num_drafter_tokens = max(sequence.num_drafter_tokens, self._limits.shift)
         missing = len(sequence.token_ids) - sequence.num_drafter_tokens
-        if missing > PROMPT_ROOM:
+        if missing > self._limits.caught_up:
             if not self._begin_reading(sequence):
                 return []
             missing = len(sequence.token_ids) - sequence.num_drafter_tokens
         chunk = missing
-        if missing > PROMPT_ROOM:
+        if missing > self._limits.caught_up:
             chunk = min(missing, self._room)
             self._room -= chunk
         sequence.num_drafter_chunk = chunk

@@ -57,7 +57,7 @@ def draw_speculation(rng: random.Random) -> dict[str, Any]:
         return {}
     return {
         "speculation": rng.choice(["on", "on", "auto"]),
-        "speculative_method": (method := rng.choice(["ngram", "suffix", "draft_model", "eagle3"])),
+        "speculative_method": (method := rng.choice(["ngram", "suffix", *MODEL_METHODS])),
         "num_speculative_tokens": rng.choice([1, 3, 7]),
         "prompt_lookup_min": 1,
         **({"draft_len": rng.choice([25, MAX_MODEL_LEN])} if method in MODEL_METHODS else {}),

@@ -41,6 +41,7 @@ PERTURBATIONS: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8},
     "hunyuan-alpha": {"rope_scaling": None},
     "minicpm": {"scale_depth": 1.0},
+    "mimo-window": {"sliding_window": 7},
     "opt": {"activation_function": "gelu"},
     "arcee": {"hidden_act": "relu"},
 }

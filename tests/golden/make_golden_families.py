@@ -97,10 +97,16 @@ def minicpm_to_granite(config: dict[str, Any], tensors: Tensors) -> tuple[dict[s
     return {**config, "model_type": "granite", **changes}, tensors
 
 
+def mimo_to_qwen2(config: dict[str, Any], tensors: Tensors) -> tuple[dict[str, Any], Tensors]:
+    """But for its layers of multi-token prediction, which are not computed here."""
+    return {**config, "model_type": "qwen2"}, tensors
+
+
 CONVERSIONS: dict[str, Callable[[dict[str, Any], Tensors], tuple[dict[str, Any], Tensors]]] = {
     "internlm2": internlm2_to_llama,
     "baichuan": baichuan_to_llama,
     "minicpm": minicpm_to_granite,
+    "mimo": mimo_to_qwen2,
 }
 
 
@@ -130,6 +136,11 @@ def own_shapes(config: dict[str, Any]) -> Shapes:
             "self_attn.k_proj": [kv_width, hidden],
             "self_attn.v_proj": [kv_width, hidden],
         },
+        "mimo": {
+            "self_attn.q_proj": [hidden, hidden],
+            "self_attn.k_proj": [kv_width, hidden],
+            "self_attn.v_proj": [kv_width, hidden],
+        },
     }[kind]
     if kind != "internlm2":
         modules |= {"self_attn.o_proj": [hidden, hidden], "mlp.down_proj": [hidden, inner]}
@@ -138,7 +149,8 @@ def own_shapes(config: dict[str, Any]) -> Shapes:
     for layer in range(config["num_hidden_layers"]):
         for module, shape in modules.items():
             found[f"model.layers.{layer}.{module}.weight"] = shape
-            if config.get("bias") and "attention.w" in module:
+            has_bias = kind == "mimo" and module in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+            if has_bias or (config.get("bias") and "attention.w" in module):
                 found[f"model.layers.{layer}.{module}.bias"] = shape[:1]
     return found
 

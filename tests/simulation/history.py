@@ -16,6 +16,7 @@ from typing import Any, cast
 from tessera.app.generate import generation
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import EngineInfo
+from tessera.engine.contract.speculation.settings import FOLDER_METHODS, MODEL_METHODS
 from tessera.engine.ipc import client, heartbeat, process, supervisor
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState
@@ -93,8 +94,8 @@ def draw_speculation(rng: random.Random) -> dict[str, Any]:
     """Settings of drafts, in a third of the worlds."""
     if rng.random() < 0.67:
         return {}
-    method = rng.choice(("ngram", "suffix", "draft_model", "draft_model"))
-    model = "simulated" if method == "draft_model" else None
+    method = rng.choice(("ngram", "suffix", *MODEL_METHODS))
+    model = "simulated" if method in FOLDER_METHODS else None
     return {
         "speculation": rng.choice(("on", "on", "auto")),
         "speculative_method": method,

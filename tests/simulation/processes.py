@@ -31,9 +31,8 @@ from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
-from tessera.engine.speculation.draft_keys import DraftLimits
 from tests.simulation.invariants import check_core
-from tests.support.fake_runner import Done, FakeRunner
+from tests.support.fake_runner import Done, FakeRunner, fake_limits
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -216,8 +215,11 @@ class SimulatedEngine:
             if world.tiers is not None:
                 tiers = world.tiers.make(history.rng, runner, self._loop.time)
         limits = None
-        if world.config.speculative_method == "draft_model":
-            limits = DraftLimits(world.max_model_len)
+        settings = world.config.speculation_settings
+        if settings is not None and settings.uses_model:
+            limits = fake_limits(settings.method, settings.num_tokens, world.max_model_len)
+            assert isinstance(runner, RememberingRunner)
+            runner.drafts.shift, runner.drafts.rereads = limits.shift, limits.rereads
         self.core = EngineCore(
             world.config,
             runner,

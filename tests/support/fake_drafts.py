@@ -19,12 +19,15 @@ class FakeDrafts:
     """Its part of a KV cache, and the draft tokens on its device; `say` is what it says after a context.
 
     With a `shift` of 1 it reads a token in the place of the one before. Then what it has in the last place of a block
-    is of the last sequence that shares the block.
+    is of the last sequence that shares the block. Where it `rereads`, what it stored of its own drafts must be stored
+    again before a later step.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self.shift = 0
+        self.rereads = False
+        self._is_of_draft = np.zeros(num_blocks * block_size, bool)
         self._token_ids = np.full(num_blocks * block_size, POISON, np.int32)
         self._positions = np.full(num_blocks * block_size, POISON, np.int32)
         self._tokens: dict[tuple[int, int], int] = {}  # by number and slot
@@ -68,6 +71,7 @@ class FakeDrafts:
         self.num_read += len(token_ids) * (number == 0)
         self._token_ids[batch.slot_mapping] = token_ids
         self._positions[batch.slot_mapping] = batch.positions
+        self._is_of_draft[batch.slot_mapping] = self.rereads and number > 0
         same = self._token_ids[batch.slot_mapping] == token_ids
         assert (same | self._is_of_any(batch.slot_mapping)).all(), "two sequences store the same in shared blocks"
         sampled = set(batch.logits_indices.tolist())
@@ -83,6 +87,8 @@ class FakeDrafts:
             known = np.array((text + drafted)[: length + self.shift], np.int32)
             same = context == known[self.shift :]
             assert (same | self._is_of_any(where)).all(), "the draft model has not read the text"
+            stale = self._is_of_draft[where] & ~self._is_of_any(where)
+            assert number or not stale.any(), "accepted drafts are not read again"
             if last in sampled:
                 assert len(known) == len(text) + number, "a draft token follows all that is known"
                 self._tokens[number, slot] = draft_token(known, say)

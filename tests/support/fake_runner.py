@@ -28,7 +28,12 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
-from tessera.engine.contract.speculation.settings import MODEL_METHODS
+from tessera.engine.contract.speculation.settings import (
+    DRAFT_TOKENS_OF,
+    FOLDER_METHODS,
+    MODEL_METHODS,
+    STATE_METHODS,
+)
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.kv_tiers.tiers import KVTiers
@@ -334,6 +339,14 @@ def check_blocks(core: EngineCore) -> None:
             assert salts.setdefault(block, sequence.prefix_salt) == sequence.prefix_salt
 
 
+def fake_limits(method: str, num_tokens: int | None, max_model_len: int, short_rope_len: int = 0) -> DraftLimits:
+    """As the drafters of these methods have them."""
+    if method not in STATE_METHODS:
+        return DraftLimits(max_model_len, short_rope_len)
+    caught_up = 1 + (num_tokens or DRAFT_TOKENS_OF[method])
+    return DraftLimits(max_model_len, short_rope_len, shift=1, caught_up=caught_up, rereads=True)
+
+
 class Harness:
     """An EngineCore over a FakeRunner and a clock of its own, checked after every step."""
 
@@ -368,9 +381,10 @@ class Harness:
         limits = None
         if settings.get("speculative_method") in MODEL_METHODS:
             self.runner.num_slots = max_num_seqs
-            shift = self.runner.drafts.shift = int(settings["speculative_method"] == "eagle3")
-            limits = DraftLimits(settings.pop("draft_len", max_model_len), short_rope_len, shift)
-            settings["speculative_model"] = "fake"
+            method, longest = settings["speculative_method"], settings.pop("draft_len", max_model_len)
+            limits = fake_limits(method, settings.get("num_speculative_tokens"), longest, short_rope_len)
+            self.runner.drafts.shift, self.runner.drafts.rereads = limits.shift, limits.rereads
+            settings["speculative_model"] = "fake" if method in FOLDER_METHODS else None
         self.tiers = make_tiers(self.runner) if make_tiers is not None else None
         self.core = EngineCore(
             EngineConfig(

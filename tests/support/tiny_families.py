@@ -25,7 +25,7 @@ VOCAB, LENGTH, MAX_LEN = 64, 24, 64
 POSITIONS = (0, 9, 16, LENGTH - 1)
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "nemotron")
 # Models that transformers does not have, and those of it that they are equal to.
-EQUALS = {"internlm2": "Llama", "baichuan": "Llama", "minicpm": "Granite"}
+EQUALS = {"internlm2": "Llama", "baichuan": "Llama", "minicpm": "Granite", "mimo": "Qwen2"}
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -276,6 +276,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "minicpm-tied": like(
         "MiniCPMForCausalLM", "minicpm", scale_emb=2, scale_depth=0.7, dim_model_base=16, tie_word_embeddings=...
     ),
+    "mimo": like("MiMoForCausalLM", "mimo", head_dim=8, attention_bias=True, num_nextn_predict_layers=1),
+    "mimo-window": like("MiMoForCausalLM", "mimo", use_sliding_window=True, sliding_window=6, max_window_layers=1),
 }
 
 

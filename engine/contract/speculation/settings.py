@@ -9,14 +9,21 @@ import msgspec
 from tessera.options.errors import OptionError
 
 SpeculationMode = Literal["off", "auto", "on"]
-SpeculationMethod = Literal["ngram", "suffix", "draft_model", "eagle3"]
+SpeculationMethod = Literal["ngram", "suffix", "draft_model", "eagle3", "mtp"]
 
 DEFAULT_DRAFT_TOKENS = 7  # that are looked up
 DEFAULT_MODEL_DRAFT_TOKENS = 5  # that a model computes one after the other
+DEFAULT_MTP_DRAFT_TOKENS = 3  # of a layer that was trained for one
 MAX_DRAFT_TOKENS = 64
 MAX_STEP_DRAFTS = 256  # draft tokens of a step, for whose logits there is memory
 MAX_LOOKUP = 64
-MODEL_METHODS: tuple[SpeculationMethod, ...] = ("draft_model", "eagle3")  # whose drafts are computed on the device
+FOLDER_METHODS: tuple[SpeculationMethod, ...] = ("draft_model", "eagle3")  # which need a folder of their own
+MODEL_METHODS: tuple[SpeculationMethod, ...] = (*FOLDER_METHODS, "mtp")  # whose drafts are computed on the device
+STATE_METHODS: tuple[SpeculationMethod, ...] = ("eagle3", "mtp")  # which read hidden states of the served model
+DRAFT_TOKENS_OF: dict[SpeculationMethod, int] = {
+    **dict.fromkeys(FOLDER_METHODS, DEFAULT_MODEL_DRAFT_TOKENS),
+    "mtp": DEFAULT_MTP_DRAFT_TOKENS,
+}
 DRAFT_STEP_TOKENS = 2048  # of texts that a draft model reads in a step
 
 
@@ -26,7 +33,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         method: `ngram`, what followed the same last tokens before in prompt and completion; `suffix`, the longest
             end of the text that has occurred before, in it or in earlier completions; `draft_model`, what a smaller
-            model of the same vocabulary says; `eagle3`, what an EAGLE-3 head says.
+            model of the same vocabulary says; `eagle3`, what an EAGLE-3 head says; `mtp`, what the model's own layer of
+            multi-token prediction says.
         model: path of the draft model's folder, or of the head's; empty for the other methods.
         num_tokens: most draft tokens of a sequence in a step.
         lookup_min, lookup_max: fewest and most last tokens that `ngram` looks for.
@@ -43,6 +51,10 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uses_model(self) -> bool:
         return self.method in MODEL_METHODS
+
+    @property
+    def reads_states(self) -> bool:
+        return self.method in STATE_METHODS
 
 
 class _VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,15 +105,14 @@ def make_speculation(
 ) -> Speculation:
     """Fill in defaults: of two bounds of the look-up, one alone is both. Raises: OptionError, which uses `names`."""
     defaults = Speculation()
-    uses_model = method in MODEL_METHODS
-    if uses_model and not model:
+    if method in FOLDER_METHODS and not model:
         raise OptionError(f"{source}the method {method} needs {names[3]}, a folder or hub id")
-    if model and not uses_model:
-        raise OptionError(f"{source}{names[3]} is for the method {' or '.join(MODEL_METHODS)}, not for {method}")
+    if model and method not in FOLDER_METHODS:
+        raise OptionError(f"{source}{names[3]} is for the method {' or '.join(FOLDER_METHODS)}, not for {method}")
     low = lookup_min if lookup_min is not None else min(lookup_max or defaults.lookup_min, defaults.lookup_min)
     high = lookup_max if lookup_max is not None else max(low, defaults.lookup_max)
     if num_tokens is None:
-        num_tokens = DEFAULT_MODEL_DRAFT_TOKENS if uses_model else DEFAULT_DRAFT_TOKENS
+        num_tokens = DRAFT_TOKENS_OF.get(method, DEFAULT_DRAFT_TOKENS)
     for name, number, most in zip(
         names, (num_tokens, low, high), (MAX_DRAFT_TOKENS, MAX_LOOKUP, MAX_LOOKUP), strict=False
     ):

@@ -10,6 +10,7 @@ import numpy as np
 
 from tessera.engine.models.fields import Fields
 from tessera.engine.models.registry.experts import ExpertsRule
+from tessera.engine.models.registry.predictor import PredictorRule
 from tessera.engine.models.specs import AttentionSpec, HeadActivation, HeadNormForm, PoolingKind
 
 PositionRule = Callable[[Fields], int]
@@ -89,6 +90,7 @@ class Architecture:
         skipped_positions: rows of that table before it that nothing refers to, and the context length leaves out.
         token_types: a table of token types is added to the embedding.
         experts: what its mixtures of experts are, if there are any.
+        predictor: what its layers of multi-token prediction are, if checkpoints may have any.
         qk_norm, qk_norm_form: whether queries and keys pass a norm, or the config key that says so, and of which form;
             see `AttentionSpec`.
         sinks: attention has a sink for each query head.
@@ -135,6 +137,7 @@ class Architecture:
     skipped_positions: int = 0
     token_types: bool = False
     experts: ExpertsRule | None = None
+    predictor: PredictorRule | None = None
     qk_norm: bool | str = False
     qk_norm_form: HeadNormForm = "head"
     sinks: bool = False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tessera.engine.models.registry import rules
 from tessera.engine.models.registry.architecture import Architecture, ClassifierRule, WeightNames
+from tessera.engine.models.registry.predictor import LAYER, MIMO_FORM
 
-LLAMA_LAYER = "model.layers.{i}."
+LLAMA_LAYER = LAYER
 LLAMA_WEIGHTS: WeightNames = {
     "embedding": ("model.embed_tokens",),
     "final_norm": ("model.norm",),
@@ -51,6 +53,16 @@ def score_head(name: str) -> ClassifierRule:
     return ClassifierRule((f"{name}ForSequenceClassification",), pooling="last", bias=False)
 
 
+QWEN2 = Architecture(
+    model_type="qwen2",
+    base_classes=("Qwen2Model",),
+    weights=LLAMA_WEIGHTS,
+    classifier=score_head("Qwen2"),
+    defaults=QWEN_DEFAULTS,
+    qkv_bias=True,
+    windows=rules.upper_windows,
+)
+
 LLAMA_FAMILY: dict[str, Architecture] = {
     "LlamaForCausalLM": Architecture(
         model_type="llama",
@@ -91,14 +103,15 @@ LLAMA_FAMILY: dict[str, Architecture] = {
         defaults_if_absent={"sliding_window": 4096},
         windows=rules.every_window,
     ),
-    "Qwen2ForCausalLM": Architecture(
-        model_type="qwen2",
-        base_classes=("Qwen2Model",),
-        weights=LLAMA_WEIGHTS,
-        classifier=score_head("Qwen2"),
-        defaults=QWEN_DEFAULTS,
-        qkv_bias=True,
-        windows=rules.upper_windows,
+    "Qwen2ForCausalLM": QWEN2,
+    "MiMoForCausalLM": replace(
+        QWEN2,
+        model_type="mimo",
+        base_classes=("MiMoModel",),
+        classifier=None,
+        predictor=MIMO_FORM,
+        qkv_bias="attention_bias",
+        defaults={**QWEN_DEFAULTS, "attention_bias": True},
     ),
     "Qwen3ForCausalLM": Architecture(
         model_type="qwen3",

@@ -11,6 +11,7 @@ from tessera.engine.models.registry.experts import MAX_INNER, ExpertsRule
 from tessera.engine.models.registry.llama import LLAMA_DEFAULTS, LLAMA_WEIGHTS
 from tessera.engine.models.registry.llama_variants import LLAMA_VARIANTS
 from tessera.engine.models.registry.mixtures import EACH_EXPERT, FUSED, GLM4_MOE_WEIGHTS, MIXTURES, MLP
+from tessera.engine.models.registry.predictor import ERNIE_FORM
 
 OLMOE_WEIGHTS: WeightNames = {**LLAMA_WEIGHTS, "router": (MLP + "gate",)}
 ERNIE_MOE_WEIGHTS: WeightNames = {
@@ -53,6 +54,7 @@ MIXTURE_VARIANTS: dict[str, Architecture] = {
         GLM4_MOE,
         model_type="dots1",
         base_classes=("Dots1Model",),
+        predictor=None,
         defaults={
             **LLAMA_DEFAULTS,
             "num_key_value_heads": 32,
@@ -84,6 +86,7 @@ MIXTURE_VARIANTS: dict[str, Architecture] = {
             correction=True,
             shared_size=_ernie_shared_size,
         ),
+        predictor=ERNIE_FORM,
         defaults={
             **ERNIE.defaults,
             "num_key_value_heads": 4,

@@ -10,6 +10,7 @@ from tessera.engine.models.registry import experts, rules
 from tessera.engine.models.registry.architecture import Architecture, WeightNames
 from tessera.engine.models.registry.experts import MAX_INNER, ExpertForm, ExpertsRule
 from tessera.engine.models.registry.llama import LLAMA_DEFAULTS, LLAMA_LAYER, LLAMA_WEIGHTS, QWEN_DEFAULTS
+from tessera.engine.models.registry.predictor import DEEPSEEK_FORM
 from tessera.engine.models.registry.scaled import SCALED_FAMILY
 from tessera.engine.ops.layer_interface import SWIGLU_ALPHA, SWIGLU_LIMIT
 
@@ -181,6 +182,7 @@ MIXTURES: dict[str, Architecture] = {
             correction=True,
             shared_size=_glm_shared_size,
         ),
+        predictor=DEEPSEEK_FORM,
         defaults={
             **LLAMA_DEFAULTS,
             "max_position_embeddings": 131072,

@@ -134,6 +134,13 @@ def model_fields(config: ModelConfig) -> Iterator[Field]:
         yield MatrixField("classifier", (len(head.labels),), hidden, head.bias)
 
 
+def predictor_fields(hidden: int) -> Iterator[NormField | MatrixField]:
+    """Of a layer of multi-token prediction, beside those of its decoder layer; see `PredictorRule`."""
+    yield NormField("token_norm", hidden)
+    yield NormField("state_norm", hidden)
+    yield MatrixField("join", (hidden,), 2 * hidden)
+
+
 def layer_fields(spec: LayerSpec, hidden: int) -> Iterator[Field]:
     """Of one layer; `hidden` is the width of the residual stream."""
     attention, mlp = spec.attention, spec.mlp
@@ -227,9 +234,8 @@ def build_weights(config: ModelConfig, source: WeightSource, host_layers: HostLa
     """Everything that `source` makes, in the order of the fields; `host_layers` takes some of the layers."""
     linears, norms, _ = _make(model_fields(config), source, None)
     made: list[LayerWeights] = []
-    for index, spec in enumerate(config.layers):
-        kv_scales = source.kv_scales(index, spec.attention.num_kv_heads)
-        layer = _layer(*_make(layer_fields(spec, config.hidden_size), source, index), kv_scales)
+    for index in range(config.num_layers):
+        layer = build_layer(config, source, index)
         made.append(layer if host_layers is None else host_layers.take(index, layer, source.settle))
         del layer  # it may have left the device
     layers, stream = (tuple(made), None) if host_layers is None else host_layers.streamed(made)
@@ -249,6 +255,13 @@ def build_weights(config: ModelConfig, source: WeightSource, host_layers: HostLa
         classifier=classifier,
         stream=stream,
     )
+
+
+def build_layer(config: ModelConfig, source: WeightSource, index: int) -> LayerWeights:
+    """One layer that `source` makes."""
+    spec = config.layers[index]
+    kv_scales = source.kv_scales(index, spec.attention.num_kv_heads)
+    return _layer(*_make(layer_fields(spec, config.hidden_size), source, index), kv_scales)
 
 
 def _make(

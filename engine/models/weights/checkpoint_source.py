@@ -33,6 +33,7 @@ from tessera.engine.models.weights.build import (
     layer_fields,
     model_fields,
     num_weight_bytes,
+    predictor_fields,
 )
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint, GGUFTensor
 from tessera.engine.models.weights.quantised_checkpoint import QuantisedCheckpoint
@@ -80,13 +81,15 @@ class CheckpointSource(WeightSource):
         ops: Ops,
         progress: Progress | None,
         rank: Rank | None = None,
+        architecture: Architecture | None = None,
     ) -> None:
+        """`architecture`: names the weights; None: the configuration's."""
         self.checkpoint = checkpoint
         self.config = config
         self.dtype = dtype
         self.ops = ops
         self.progress = progress
-        self.architecture: Architecture = ARCHITECTURES[config.architecture]
+        self.architecture: Architecture = architecture or ARCHITECTURES[config.architecture]
         self.prefix, self.dropped = self._spelling()
         self.has_head = self._settle_head()
         self.partition = Partition(self.config, rank or Rank())
@@ -196,6 +199,13 @@ class CheckpointSource(WeightSource):
         if field.bias:
             found.append(self._norm_vector(field, "bias", layer))
         return NormWeights(*found)
+
+    def columns(self, field: MatrixField, columns: slice) -> LinearWeight:
+        """These columns of a matrix outside of layers, dense and without a bias."""
+        width = columns.stop - columns.start
+        part = WeightPart.empty(DenseFormat(self.dtype), field.rows, width, self.ops.device)
+        self._fill(part.tensors["values"], self._pieces(field, "weight", None), width=field.columns, columns=columns)
+        return LinearWeight((part,))
 
     def settle(self) -> None:
         self._stream.settle()
@@ -418,6 +428,8 @@ class CheckpointSource(WeightSource):
     def _fields(self) -> Iterator[tuple[Field, int | None]]:
         """Of what is stored, with their layers."""
         fields: list[tuple[Field, int | None]] = [(field, None) for field in model_fields(self.config)]
+        if "join" in self.architecture.weights:
+            fields += [(field, None) for field in predictor_fields(self.config.hidden_size)]
         for layer, spec in enumerate(self.config.layers):
             fields += [(field, layer) for field in layer_fields(spec, self.config.hidden_size)]
         for field, place in fields:
@@ -472,6 +484,9 @@ class CheckpointSource(WeightSource):
         pairs = (self._kv_scale_names(layer) for layer in range(len(self.config.layers)))
         known = {name for pair in pairs if pair is not None for name in pair}
         unexpected = {name for name in self.checkpoint.names - expected - tied - known if not ignored.fullmatch(name)}
+        if self.architecture.predictor is not None:
+            prefixes = tuple(map(self.spelt, self.architecture.predictor.prefixes(self.config.num_layers)))
+            unexpected = {name for name in unexpected if not name.startswith(prefixes)}
         if unexpected and self.refuses_others:
             raise ModelError(
                 f"{self.checkpoint.folder} has {_some(unexpected)}, which {self.described_by} has no place for"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,15 @@ def dummy_weights(
 
     Raises: OutOfMemoryError.
     """
-    source = _DummySource(Partition(config, rank or Rank()), dtype, ops, seed, progress)
+    source = DummySource(Partition(config, rank or Rank()), dtype, ops, seed, progress)
     weights = build_weights(config, source, host_layers)
     ops.device.synchronize()
     return weights
 
 
-class _DummySource(WeightSource):
+class DummySource(WeightSource):
+    """See `dummy_weights`."""
+
     def __init__(
         self, partition: Partition, dtype: np.dtype[Any], ops: Ops, seed: int, progress: Progress | None
     ) -> None:
@@ -160,6 +163,10 @@ class _DummySource(WeightSource):
     def _size(self, field: NormField | VectorField, layer: int | None) -> int:
         rows = self._partition.share(field.name, layer).rows
         return field.size if rows is None else len(rows)
+
+    def columns(self, field: MatrixField, columns: slice) -> LinearWeight:
+        """As `CheckpointSource.columns`."""
+        return self.linear(replace(field, columns=columns.stop - columns.start, bias=False), None)
 
     def settle(self) -> None:
         self._ops.device.synchronize()

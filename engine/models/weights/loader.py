@@ -12,6 +12,7 @@ from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.partition import Rank
+from tessera.engine.models.registry import Architecture
 from tessera.engine.models.weights.build import Progress, build_weights
 from tessera.engine.models.weights.checkpoint_source import CheckpointSource
 from tessera.engine.models.weights.gguf_checkpoint import GGUFCheckpoint
@@ -47,12 +48,24 @@ def load_weights(
     if is_gguf(path):
         source: CheckpointSource = GGUFSource(GGUFCheckpoint(path), config, dtype, ops, progress, rank)
     else:
-        checkpoint = Checkpoint(path)
-        stored = TextPart(checkpoint) if config.is_text_part else checkpoint
-        if config.quantisation is None:
-            source = CheckpointSource(stored, config, dtype, ops, progress, rank)
-        else:
-            quantised = QuantisedCheckpoint(stored, config.quantisation)
-            source = QuantisedSource(quantised, config, dtype, ops, progress, rank)
+        source = folder_source(path, config, dtype, ops, progress, rank)
     with source:
         return replace(build_weights(source.config, source, host_layers), has_head=source.has_head)
+
+
+def folder_source(
+    path: Path,
+    config: ModelConfig,
+    dtype: np.dtype[Any],
+    ops: Ops,
+    progress: Progress | None = None,
+    rank: Rank | None = None,
+    architecture: Architecture | None = None,
+) -> CheckpointSource:
+    """Of a model folder, whose weights `architecture` names; None: the configuration's."""
+    checkpoint = Checkpoint(path)
+    stored = TextPart(checkpoint) if config.is_text_part else checkpoint
+    if config.quantisation is None:
+        return CheckpointSource(stored, config, dtype, ops, progress, rank, architecture)
+    quantised = QuantisedCheckpoint(stored, config.quantisation)
+    return QuantisedSource(quantised, config, dtype, ops, progress, rank, architecture)

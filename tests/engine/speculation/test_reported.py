@@ -48,6 +48,8 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
             {"speculative_config": {"method": "eagle3", "model": "head"}},
             Speculation(method="eagle3", model="head", num_tokens=5),
         ),
+        ({"speculative_config": {"method": "mtp"}}, Speculation(method="mtp", num_tokens=3)),
+        ({"speculation": "on", "speculative_method": "mtp"}, Speculation(method="mtp", num_tokens=3, always=True)),
         (
             {"speculation": "auto", "speculative_method": "draft_model", "speculative_model": "small"},
             Speculation(method="draft_model", model="small", num_tokens=5),
@@ -66,7 +68,7 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         (
             {"speculative_config": {"method": "medusa"}},
             "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix or "
-            "draft_model or eagle3), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
+            "draft_model or eagle3 or mtp), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
         ),
         ({"speculative_config": {"rejection": 1}}, "--speculative-config: Object contains unknown field `rejection`"),
         (
@@ -96,6 +98,14 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         (
             {"speculation": "on", "speculative_model": "small"},
             "--speculative-model is for the method draft_model or eagle3, not for suffix",
+        ),
+        (
+            {"speculative_config": {"method": "mtp", "model": "small"}},
+            "--speculative-config: model is for the method draft_model or eagle3, not for mtp",
+        ),
+        (
+            {"speculation": "on", "speculative_method": "mtp", "tensor_parallel_size": 2},
+            "the speculative method mtp cannot be used with --tensor-parallel-size",
         ),
         ({"speculative_model": "small"}, "--speculative-model is given, but --speculation is off"),
         (

@@ -1,0 +1,137 @@
+"""Heads that draft from the served model's hidden states.
+
+The served model leaves a feature of each of its tokens in a part of the KV cache. Entry p of a head reads feature p
+and the embedding of token p + 1, attends to the entries up to its own, and says token p + 2. For want of a feature, its
+next step reads what it had itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tessera.engine.contract.config import EngineConfig
+from tessera.engine.core.step_batch import StepBatch
+from tessera.engine.drafters.draft_model import DraftModel
+from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.kv_cache import KVCache
+from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.runner.model_runner import ModelRunner, Progress
+from tessera.engine.runner.step_inputs import StepInputs
+from tessera.engine.runner.upload import StepUpload, aligned
+from tessera.engine.speculation.draft_keys import DraftLimits
+from tessera.engine.tensor import Buffer, Device, Tensor, empty, int32
+
+SHIFT = 1  # an entry reads the token behind its own
+NOT_ROTATED = HeadTransform(None, None, None, 0.0)
+Places = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+
+class StateDrafter(DraftModel):
+    """Runs a head; see `DraftRunner`. `self._weights` are its weights.
+
+    Features lie in blocks as keys and values do, a half of each feature as keys and a half as values of as many heads:
+    what stores keys stores them, and what looks up embeddings reads them.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, device: Device, ops: Ops) -> None:
+        """`model`: the head as a model of one layer, of the served one's hidden size: a multiple of two heads."""
+        super().__init__(config, model, device, ops)
+        self._spec = model.layers[0].attention
+        self._following: list[int] = []  # of each sampled sequence, the place that its next step reads; -1: none
+        self._num_halves = model.hidden_size // (2 * self._spec.head_dim)  # heads that hold half a feature
+
+    @property
+    def block_bytes(self) -> int:
+        return super().block_bytes + self.block_size * self.model.hidden_size * self._dtype.itemsize
+
+    @property
+    def limits(self) -> DraftLimits:
+        """It reads accepted tokens again, with their features in the place of what it had itself."""
+        return replace(super().limits, shift=SHIFT, caught_up=1 + self._drafts.shape[0], rereads=True)
+
+    @property
+    def scratch(self) -> list[Buffer]:
+        return [self._buffers.buffer, self.kv_cache.planes[0].buffer, self._features.buffer]
+
+    def load(self, served: ModelRunner, progress: Progress | None) -> None:
+        super().load(served, progress)
+        hidden = self.model.hidden_size
+        self._feature = empty((served.max_step_tokens, hidden), self._dtype, self.device)
+        self._embedded = empty((self._buffer_tokens, hidden), self._dtype, self.device)
+        num_rows = self._buffer_tokens * 2 * self._num_halves
+        first_row = aligned(self.config.max_num_seqs * int32.itemsize)
+        self._places = StepUpload(self.device, first_row + aligned(num_rows * int32.itemsize))
+        self._next_places = Tensor(self._places.buffer, (self.config.max_num_seqs,), int32, 0)
+        self._feature_rows = Tensor(self._places.buffer, (num_rows,), int32, first_row)
+
+    def _allocate(self, num_kv_blocks: int) -> None:
+        self.num_kv_blocks = num_kv_blocks
+        self.kv_cache = KVCache(self._own, num_kv_blocks, self.block_size, self._kv_format, self.device)
+        shape = (2, num_kv_blocks, self._num_halves, self.block_size, self._spec.head_dim)
+        self._features = empty(shape, self._dtype, self.device)
+        self.kv_cache_bytes = self.kv_cache.nbytes + self._features.nbytes
+
+    @abstractmethod
+    def allocate(self, served: ModelRunner) -> None:
+        """Also tap what features are made of."""
+        super().allocate(served)
+
+    def _store(self, features: Tensor, metadata: AttentionMetadata) -> None:
+        """features [T, H] in the places that `metadata` has for keys."""
+        keys, values = self._features[0], self._features[1]
+        self.ops.rope_and_store(features, keys, values, metadata, NOT_ROTATED, num_heads=0)
+
+    # -- a step of the head ---------------------------------------------------------------------
+
+    def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
+        following = (
+            dict(zip(later[0].table_rows.tolist(), later[0].slot_mapping.tolist(), strict=True)) if later else {}
+        )
+        self._following = [following.get(slot, -1) for slot in step.sampling.slots.tolist()]
+
+    def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
+        """Also send where features are, and where what stands for features goes."""
+        places = np.full(self._next_places.size, -1, np.int32)
+        following = self._following if batch.num_sampled == len(self._following) else []
+        places[: len(following)] = following
+        slots = np.full(inputs.shape.num_tokens, -1, np.int32)
+        slots[: batch.num_tokens] = batch.slot_mapping
+        self._places.stage_array(places)
+        self._places.stage_array(self._rows_of(slots))
+        self._places.submit()
+        super()._submit(inputs, batch)
+
+    def _rows_of(self, slots: Places) -> Places:
+        """The rows of `_features`, seen as rows of a head, of the features in these slots; -1 of slots below 0."""
+        blocks, offsets = np.divmod(slots, self.block_size)
+        heads = np.arange(self._num_halves, dtype=np.int32)
+        keys = (blocks[:, None] * self._num_halves + heads) * self.block_size + offsets[:, None]
+        values = keys + self.num_kv_blocks * self._num_halves * self.block_size
+        rows = np.concatenate([keys, values], axis=1)
+        rows[slots < 0] = -1
+        return rows.ravel().astype(np.int32)
+
+    def _read_inputs(self, inputs: StepInputs, out: Tensor) -> tuple[Tensor, Tensor]:
+        """The features of the step's tokens in `out` [T, H], and the tokens' embeddings [T, H]."""
+        ops, num_tokens, head_dim = self.ops, inputs.shape.num_tokens, self._spec.head_dim
+        rows = self._feature_rows[: num_tokens * 2 * self._num_halves]
+        table = self._features.view(self._features.size // head_dim, head_dim)
+        ops.embedding(rows, table, out=out.view(rows.size, head_dim))
+        embedded = self._embedded[:num_tokens]
+        return out, ops.lookup(inputs.input_ids, self._weights.embedding, sampled=self._newest, out=embedded)
+
+    def _chosen_rows(self, stream: Tensor, inputs: StepInputs) -> Tensor:
+        """Those of stream [T, H] that logits are made of."""
+        if inputs.shape.is_decode:
+            return stream
+        out = self._buffers.last_residual[: inputs.shape.num_sampled]
+        return self.ops.embedding(inputs.logits_indices, stream, out=out)
+
+    def _store_for_next(self, features: Tensor, inputs: StepInputs) -> None:
+        """What the next step reads in the places of features, of each sampled sequence [S, H]."""
+        places = self._next_places[: features.shape[0]]
+        self._store(features, replace(inputs.attention, positions=places, slot_mapping=places))
