@@ -70,11 +70,14 @@ def ignored(path: Path, patterns: list[str]) -> bool:
 
 
 def copy(sources: list[str], target: Path, patterns: list[str]) -> None:
+    """As COPY does it: a single file gets the name `target`, unless that is a folder."""
+    renames = len(sources) == 1 and (ROOT / sources[0]).is_file() and not target.is_dir()
     for source in sources:
         whole = ROOT / source
         for file in sorted(whole.rglob("*")) if whole.is_dir() else [whole]:
             if (file.is_symlink() or file.is_file()) and not ignored(file.relative_to(ROOT), patterns):
-                place = target / (file.relative_to(whole) if whole.is_dir() else file.name)
+                name = "" if renames else file.relative_to(whole) if whole.is_dir() else file.name
+                place = target / name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, place, follow_symlinks=False)
 
@@ -179,7 +182,7 @@ def try_out(image: Image, *, as_user: bool) -> None:
         with urllib.request.urlopen(request, timeout=60) as answer:
             said = json.load(answer)["choices"][0]["message"]["content"]
         assert said == "357 + 468 = 825", said
-        with urllib.request.urlopen(url, timeout=10) as page:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"accept": "text/html"}), timeout=10) as page:
             assert b"<title>Tessera</title>" in page.read()
         server.send_signal(signal.SIGTERM)
         assert server.wait(60) == 0

@@ -49,6 +49,10 @@ class EngineGroup:
         for supervisor in self._supervisors:
             supervisor.start()
 
+    async def wait_launched(self) -> None:
+        """Return when all processes run, or could not be made."""
+        await asyncio.gather(*(supervisor.wait_launched() for supervisor in self._supervisors))
+
     async def wait_started(self) -> EngineInfo:
         """Wait for the first time that all engines are ready; -> the facts of the first.
 

@@ -102,6 +102,7 @@ class EnginePool:
         self._server: asyncio.AbstractServer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._preloads: list[tuple[PooledModel, asyncio.Task[EngineInfo]]] = []
+        self._launched = asyncio.Event()
 
     def start(self) -> None:
         """Begin to load the models that are preloaded; returns at once. See `wait_started`."""
@@ -112,6 +113,11 @@ class EnginePool:
         """Take links of app processes."""
         self._server = await asyncio.start_unix_server(self._serve_link, pool_address(self._run_dir), limit=MAX_LINE)
         self._looking = asyncio.create_task(self._look_for_idle())
+
+    async def wait_launched(self) -> None:
+        """Return when the first preloaded model's processes run, or could not be made."""
+        if self._preloads:
+            await self._launched.wait()
 
     async def wait_started(self) -> dict[str, EngineInfo]:
         """Wait for the models that are preloaded; -> their facts by name.
@@ -297,6 +303,7 @@ class EnginePool:
                 return await self._start_engine(model) if info is None else info
         finally:
             model.loading = None
+            self._launched.set()
 
     async def _wake_engine(self, model: PooledModel) -> EngineInfo | None:
         """None if the model is not in host memory any more."""
@@ -323,6 +330,8 @@ class EnginePool:
         try:
             group = model.group = EngineGroup(model.launch, self._run_dir, model.index, self._supervise)
             group.start()
+            await group.wait_launched()
+            self._launched.set()
             info = await group.wait_started()
         except TesseraError as error:
             if len(self._models) > 1:

@@ -114,7 +114,7 @@ class Server:
             on_progress=self._show_progress,
         )
         self._pool.start()
-        await asyncio.sleep(0)  # the engine process starts
+        await self._pool.wait_launched()  # the engine loads while this process imports the rest
         await self._pool.listen()
         from tessera.app.server.start_report import StartReport
         from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool

@@ -20,8 +20,8 @@ from tessera.engine.contract.speculation.settings import (
     SpeculationMethod,
     SpeculationMode,
     make_speculation,
-    read_speculative_config,
 )
+from tessera.engine.contract.speculation.vllm_config import read_speculative_config, unused_hints
 from tessera.options.declaration import Option, check_fields
 from tessera.options.errors import OptionError
 
@@ -417,8 +417,8 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     speculative_config: Annotated[
         dict[str, Any],
         Option(
-            "the same in vLLM's form: method, model, num_speculative_tokens, prompt_lookup_min and prompt_lookup_max; "
-            "means --speculation auto unless that is on",
+            "the same in vLLM's form, method, model, num_speculative_tokens and others; means --speculation auto unless"
+            " that is on",
             group="speculation",
             metavar="JSON",
         ),
@@ -451,6 +451,11 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
         return make_speculation(self.speculative_method, *options, model=model, always=self.speculation == "on")
 
     @property
+    def unused_speculative_hints(self) -> list[str]:
+        """A sentence for each field of --speculative-config that has no effect."""
+        return unused_hints(self.speculative_config) if self.speculative_config else []
+
+    @property
     def max_step_drafts(self) -> int:
         """Most draft tokens of a step."""
         settings = self.speculation_settings
@@ -466,7 +471,8 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     def with_draft_model(self, path: str) -> EngineConfig:
         """A copy whose draft model is the folder or file `path`."""
         if self.speculative_config:
-            return msgspec.structs.replace(self, speculative_config={**self.speculative_config, "model": path})
+            given = {name: value for name, value in self.speculative_config.items() if name != "revision"}
+            return msgspec.structs.replace(self, speculative_config={**given, "model": path})
         return msgspec.structs.replace(self, speculative_model=path)
 
     def verify(self) -> None:

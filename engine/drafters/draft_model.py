@@ -49,6 +49,7 @@ class DraftModel(ModelRunner):
             speculative_model=None,
             speculative_config={},
         )
+        self._longest_text = settings.max_model_len or model.longest_context
         super().__init__(own, model, device, ops)
 
     def _make(self, progress: Progress | None) -> None:
@@ -61,7 +62,7 @@ class DraftModel(ModelRunner):
         return weights + buffer_bytes(self.model, self._dtype, max_tokens=self._buffer_tokens, max_logits=rows)
 
     def load(self, served: ModelRunner, progress: Progress | None) -> None:
-        self.max_model_len = min(served.max_model_len, self.model.longest_context)
+        self.max_model_len = min(served.max_model_len, self.model.longest_context, self._longest_text)
         self._samples = False  # it has a sampler of its own
         self._load(progress)
 

@@ -39,6 +39,7 @@ NUM_THREADS = 2
 # How a probe ends that went over a limit of its own; any other end came from outside.
 LIMIT_SIGNALS = frozenset({signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
 TRIES = 2
+MAX_INLINE_WORDS = 2**10  # of masks that are computed in the engine's thread, in well under a millisecond
 EXIT_TIMEOUT = 5.0
 
 # Compiled grammars are kept until there are too many, or until they took so long to compile in all,
@@ -205,8 +206,9 @@ class GrammarCompiler:
         """Token masks of the matchers' states, [len(matchers), num_words]; those of several in parallel."""
         num_words = self._tokenizer.result().num_words
         masks = np.empty((len(matchers), num_words), np.uint32)
-        if len(matchers) == 1:  # other threads would have to be given a core first
-            matchers[0].unsafe_compute_mask_ptr(masks.ctypes.data, masks.nbytes)
+        if len(matchers) == 1 or masks.size <= MAX_INLINE_WORDS:  # other threads would have to be given a core first
+            for matcher, mask in zip(matchers, masks, strict=True):
+                matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             return masks
         if self._mask_workers is None:
             self._mask_workers = llguidance.LLExecutor()

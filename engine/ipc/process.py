@@ -520,6 +520,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         encoder_core, info = embedding.load_alone(model, ops, device_reason, progress)
         encoder = LoadedEngine(encoder_core, info, embedding.render_metrics, embedding.embedders, watch_gpu(device))
         return with_sleeper(encoder, config, device)
+    for sentence in config.unused_speculative_hints:
+        logger.warning("%s", sentence)
     drafter = make_drafter(config, model, ops)
     grammars = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)  # reads its tokenizer meanwhile
     embedding.load_beside(ops, progress)  # before the KV cache takes what memory is left

@@ -122,6 +122,7 @@ class EngineSupervisor:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
+        self._launched = asyncio.Event()
         self._heartbeats: HeartbeatReceiver | None = None
         self._sleeps = False  # from the order to sleep until it is awake: an engine that ends is not restarted
         self._reply: asyncio.Future[Slept | Woken] | None = None
@@ -136,6 +137,10 @@ class EngineSupervisor:
         """Begin; returns at once. See `wait_started`."""
         self._started = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._supervise())
+
+    async def wait_launched(self) -> None:
+        """Return when the first process runs, or could not be made."""
+        await self._launched.wait()
 
     async def wait_started(self) -> EngineInfo:
         """Wait for the first time the engine is ready.
@@ -257,6 +262,8 @@ class EngineSupervisor:
         except BaseException:
             heartbeats.close()
             raise
+        finally:
+            self._launched.set()
         self._process, self.pid = process, process.pid
         watch = asyncio.create_task(self._kill_when_stuck(process, heartbeats))
         stdin = process.stdin

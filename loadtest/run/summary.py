@@ -31,9 +31,11 @@ def summarize(
     E2EL alone; a latency without samples is 0.
 
     `total_cached_tokens` are the prompt tokens that the server took from its prefix cache, None where it does not say.
-    `steady_request_throughput` leaves out the beginning and the end of the run: completions per second between the
-    first and last tenth of them; `steady_arrival_rate` is that of the times at which they were due, 0 where all were
-    due at once. `saturated` says that the former falls short of the latter by more than noise.
+    `steady_request_throughput` leaves out the beginning and the end of the run: of requests with times at which they
+    were due, completions per second between the first and last tenth of them; otherwise the rate at which those under
+    way advance, from the first completion until no further one is sent. `steady_arrival_rate` is that of the times at
+    which they were due, 0 where all were due at once. `saturated` says that completions fall short of arrivals by more
+    than noise.
 
     `client_cpu_share` is that of the busiest client process, as a share of one core.
 
@@ -51,6 +53,8 @@ def summarize(
     output_tokens = int(records.output_tokens[good].sum())
     due = np.asarray(outcome.due) if len(outcome.due) == len(good) else np.zeros(len(good))
     arrivals, completions = _steady_rate(due), _steady_rate(np.sort(records.end[good]))
+    if not arrivals:
+        completions = _rate_under_way(records.start[good], records.end[good]) or completions
     summary: dict[str, Any] = {
         "duration": duration,
         "completed": completed,
@@ -113,6 +117,19 @@ def _steady_rate(times: npt.NDArray[np.float64]) -> float:
     low, high = int(len(times) * TRIMMED), int(len(times) * (1 - TRIMMED)) - 1
     seconds = float(times[high] - times[low]) if high > low else 0.0
     return (high - low) / seconds if seconds > 0 else 0.0
+
+
+def _rate_under_way(start: npt.NDArray[np.float64], end: npt.NDArray[np.float64]) -> float:
+    """Requests per second while all places are taken, where each counts evenly from its start to its end.
+
+    Completions alone would not do: requests that begin together end together, in waves, and a count between two times
+    is off by up to a wave. 0 where no request started after the first completion.
+    """
+    first, last = (float(end.min()), float(start.max())) if len(end) else (0.0, 0.0)
+    if last <= first:
+        return 0.0
+    shares = (np.minimum(end, last) - np.maximum(start, first)) / np.maximum(end - start, 1e-9)
+    return float(np.clip(shares, 0, 1).sum()) / (last - first)
 
 
 def _falls_behind(completions: float, arrivals: float, num_requests: int) -> bool:

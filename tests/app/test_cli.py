@@ -532,6 +532,28 @@ def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(serve: Any) 
     assert served.children()["tessera.engine.ipc.process"] != engine
 
 
+ENGINE_FIRST = """
+import sys
+from tessera.app.server import serve
+
+class Pool:
+    def __init__(self, *arguments, **options): pass
+    def start(self): pass
+    async def wait_launched(self):
+        sys.exit(7 if {"fastapi", "tessera.app.server.http_server"}.isdisjoint(sys.modules) else 8)
+
+serve.EnginePool = Pool
+from tessera.app.cli.command import main
+main(["serve", sys.argv[1], "--device", "cpu", "--port", "0"])
+"""
+
+
+def test_the_engine_process_begins_before_the_server_imports_the_rest(model: Path) -> None:
+    """It loads the model meanwhile."""
+    command = [sys.executable, "-c", ENGINE_FIRST, str(model)]
+    assert subprocess.run(command, cwd=ROOT, check=False, timeout=DEADLINE).returncode == 7
+
+
 def test_app_processes_are_replaced_and_none_outlives_the_server(serve: Any, short_path: Path) -> None:
     served = serve("--api-workers", "2", TMPDIR=str(short_path))
     served.until_ready()

@@ -31,6 +31,7 @@ class FakeSupervisor:
     started: ClassVar[list[str]] = []
     stopped: ClassVar[list[str]] = []
     gate: ClassVar[asyncio.Event | None] = None
+    launch: ClassVar[asyncio.Event | None] = None  # holds its process up
     at_work: ClassVar[set[str]] = set()
     slept: ClassVar[list[str]] = []
     woken: ClassVar[list[str]] = []
@@ -48,6 +49,10 @@ class FakeSupervisor:
 
     def start(self) -> None:
         self.started.append(self.name)
+
+    async def wait_launched(self) -> None:
+        if self.launch is not None:
+            await self.launch.wait()
 
     async def wait_started(self) -> Any:
         if self.gate is not None:
@@ -92,7 +97,7 @@ class AlwaysReady:
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("started", []), ("stopped", []), ("at_work", set()), ("gate", None)):
+    for name, value in (("started", []), ("stopped", []), ("at_work", set()), ("gate", None), ("launch", None)):
         monkeypatch.setattr(FakeSupervisor, name, value)
     for name, value in (("slept", []), ("woken", []), ("restless", set()), ("sleep_bytes", None), ("dusk", None)):
         monkeypatch.setattr(FakeSupervisor, name, value)
@@ -132,6 +137,29 @@ def run(
         finally:
             await engines.close()
             await pool.stop(1.0)
+
+    asyncio.run(asyncio.wait_for(play(), LIMIT))
+
+
+@pytest.mark.parametrize("names", [(), ("a", "b"), ("broken",)], ids=str)
+def test_processes_of_preloaded_models_are_waited_for(names: tuple[str, ...], tmp_path: Path) -> None:
+    """So that they load while the server imports the rest."""
+
+    async def play() -> None:
+        FakeSupervisor.launch, FakeSupervisor.gate = asyncio.Event(), asyncio.Event()
+        launches = [
+            EngineLaunch(config=EngineConfig(model=name, served_name=name, gpu_memory_utilization=0.4))
+            for name in names
+        ]
+        pool = EnginePool(tmp_path, launches)
+        pool.start()
+        waiting = asyncio.create_task(pool.wait_launched())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert waiting.done() == (not names)
+        FakeSupervisor.launch.set()
+        await waiting  # none has started yet
+        await pool.stop(1.0)
 
     asyncio.run(asyncio.wait_for(play(), LIMIT))
 

@@ -27,9 +27,9 @@ PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "overload": overload.run,
     "faults": faults.run,
 }
-SHARES = {"fuzz": 0.62, "raw": 0.15, "amplification": 0.02, "disconnects": 0.15, "overload": 0.05, "faults": 0.01}
+SHARES = {"fuzz": 0.69, "raw": 0.2, "amplification": 0.02, "disconnects": 0.05, "overload": 0.03, "faults": 0.01}
 MOST = {"amplification": 3000, "faults": 300}  # requests; each of these costs as much as hundreds of the others
-TIME_WEIGHTS = {"fuzz": 8, "raw": 2, "amplification": 1, "disconnects": 3, "overload": 2, "faults": 1}
+TIME_WEIGHTS = {"fuzz": 8, "raw": 4, "amplification": 1, "disconnects": 3, "overload": 1, "faults": 1}
 LATEST = 300.0  # seconds beyond its time after which a part is given up
 
 

@@ -5,9 +5,9 @@
 
 `held` has random weights, and holds acceptance at --acceptance for each draft token, whatever is sampled: look-up runs,
 its drafts are replaced, and of each as many tokens count as a generator says. With --method draft_model a model of
-Qwen3-0.6B's shape computes drafts, with eagle3 a head. The time of a step with a draft against one without is there
-too. `texts` is a real model (the built-in one) that copies, reverses a list and fills JSON, with real acceptance. Each
-line is JSON.
+Qwen3-0.6B's shape computes drafts, with eagle3 a head, with mtp a further layer. The time of a step with a draft
+against one without is there too. `texts` is a real model (the built-in one) that copies, reverses a list and fills
+JSON, with real acceptance. Each line is JSON.
 """
 
 from __future__ import annotations
@@ -149,7 +149,11 @@ def write_head(root: Path, served: dict[str, Any]) -> Path:
 def measure_held(given: argparse.Namespace) -> None:
     rng = random.Random(given.seed)
     with tempfile.TemporaryDirectory() as root, Held(given.acceptance, given.seed):
-        folder = write_model(Path(root), given.model)
+        if given.method == "mtp":  # the same layers, and one that predicts
+            served = {**CONFIGS[given.model], "architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
+            folder = write_model(Path(root), given.model, {**served, "num_nextn_predict_layers": 1})
+        else:
+            folder = write_model(Path(root), given.model)
         if given.method == "draft_model":
             shape = {**QWEN3_06B, "vocab_size": CONFIGS[given.model]["vocab_size"]}
             given.draft_model = given.draft_model or str(write_model(Path(root), "draft", shape))

@@ -23,7 +23,7 @@ from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import GpuUsage, SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
-from tests.image_steps import Image, ignored, instructions
+from tests.image_steps import Image, copy, ignored, instructions
 from tests.supply_chain import is_allowed, licences_of, sbom, unhashed
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
@@ -183,6 +183,14 @@ def test_the_dockerfile_is_read_as_docker_reads_it() -> None:
     assert image.inside("install -d /cache /usr/x && /opt/a/b http://h/c a/b") == (
         "install -d /t/cache /usr/x && /t/opt/a/b http://h/c a/b"
     )
+
+
+def test_files_are_copied_as_docker_copies_them(tmp_path: Path) -> None:
+    copy(["deploy/sbom.py"], tmp_path / "deploy/sbom.py", [])
+    copy(["README.md", "LICENSE"], tmp_path, [])
+    copy(["deploy/grafana"], tmp_path / "grafana", ["**/provisioning"])
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"deploy/sbom.py", "README.md", "LICENSE", "grafana/dashboards/tessera.json"}
 
 
 def test_the_image_runs_as_nobody_in_particular() -> None:

@@ -52,6 +52,8 @@ async def engine(model: str = "stub", **options: Any) -> AsyncIterator[tuple[Eng
     supervisor = EngineSupervisor(EngineConfig(model=model), run_dir, module="tests.support.stub_engine", **options)
     client = EngineClient(run_dir)
     supervisor.start()
+    await asyncio.wait_for(supervisor.wait_launched(), DEADLINE)
+    assert supervisor.pid is not None
     await client.start()
     try:
         yield supervisor, client

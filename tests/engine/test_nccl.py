@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +22,12 @@ from tessera.engine.tensor import CpuDevice, bfloat16, empty, float32
 from tests.support.paths import ROOT
 from tests.support.rank_threads import Ranks, check_columns_and_tokens, check_largest, check_sums
 
-pytestmark = pytest.mark.timeout(60, method="thread")
+pytestmark = [
+    pytest.mark.timeout(60, method="thread"),
+    pytest.mark.skipif(
+        sys.platform != "linux" or shutil.which("g++") is None, reason="the library is compiled by g++ on Linux"
+    ),
+]
 
 
 class StreamDevice(CpuDevice):

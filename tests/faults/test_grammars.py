@@ -23,6 +23,7 @@ from tessera.engine.grammar.compiler import (
     COMPILE_LIMIT,
     MAX_CACHED,
     MAX_CACHED_SECONDS,
+    MAX_INLINE_WORDS,
     NUM_THREADS,
     GrammarCompiler,
     GrammarProbe,
@@ -353,15 +354,18 @@ def test_fault_grammars_of_one_key_do_not_hold_up_anothers(
         pending.give_up()
 
 
-def test_fault_grammars_one_mask_waits_for_no_other_thread(compiler: GrammarCompiler) -> None:
-    """On a busy machine the pool of threads that computes several masks gave one back after 242 ms."""
+def test_fault_grammars_small_masks_wait_for_no_other_thread(compiler: GrammarCompiler) -> None:
+    """On a busy machine the pool of threads that computes large ones gave one back after 242 ms."""
     pending = compiler.submit(schema({"type": "object", "properties": {"a": {"type": "integer"}}}))
     compiler.wait([pending], 60.0)
     matcher = pending.result().matcher
     before, compiler._mask_workers = compiler._mask_workers, None
     (alone,) = compiler.fill_masks([matcher.deep_copy()])
-    assert compiler._mask_workers is None
-    compiler._mask_workers = before
     assert 0 < sum(int(word).bit_count() for word in alone) < VOCAB_SIZE
-    for row in compiler.fill_masks([matcher.deep_copy() for _ in range(3)]):
-        assert row.tolist() == alone.tolist()
+    most = MAX_INLINE_WORDS // len(alone)
+    for count in (3, most, most + 1):
+        assert compiler._mask_workers is None, "so far none was needed"
+        for row in compiler.fill_masks([matcher.deep_copy() for _ in range(count)]):
+            assert row.tolist() == alone.tolist()
+    assert compiler._mask_workers is not None
+    compiler._mask_workers = before

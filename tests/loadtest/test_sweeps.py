@@ -103,6 +103,15 @@ def slow_server(
     return outcome(*((start, [start + late, start + late + 0.02], 2, None) for start in starts), due=due)
 
 
+@pytest.mark.parametrize("seconds", [8.0, 10.0, 12.0, 13.5, 20.0])
+def test_requests_that_end_in_waves_are_counted_as_the_server_works(seconds: float) -> None:
+    """64 under way that begin and end together every 3.4 s: whenever the run ends, it is 64 / 3.4 requests a second."""
+    waves = [100 + 3.4 * number for number in range(math.ceil(seconds / 3.4))]
+    requests = [(start + place / 1000, [start + 1.0, start + 3.4], 2, None) for start in waves for place in range(64)]
+    summary = summarize(outcome(*requests))
+    assert summary["steady_request_throughput"] == pytest.approx(64 / 3.4, rel=0.02)
+
+
 def test_a_sweep_is_reported_by_the_rate_that_was_reached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

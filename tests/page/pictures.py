@@ -51,7 +51,7 @@ def main() -> None:
                 settle(page)
                 page.screenshot(FOLDER / f"page-chat{suffix}-{theme}.png")
                 page.evaluate("document.querySelector('#tab-dashboard').click(); document.activeElement.blur()")
-                page.resize(width, height + 300 * (suffix == ""), dark=theme == "dark", phone=suffix != "")
+                page.resize(width, height + 520 * (suffix == ""), dark=theme == "dark", phone=suffix != "")
                 page.until("document.querySelectorAll('#keys td').length")
                 settle(page)
                 page.screenshot(FOLDER / f"page-dashboard{suffix}-{theme}.png")

@@ -18,8 +18,8 @@ from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.grammar.token_tables import Words
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.speculation.draft_keys import DraftLimits
 from tessera.engine.tensor import CPU, from_numpy
+from tests.support.fake_runner import fake_limits
 from tests.support.paths import BUILTIN
 from tests.support.token_ids import token_ids
 
@@ -138,6 +138,7 @@ class GrammarHarness:
         blocks = settings.pop("num_kv_blocks", 4096)
         limits = {"block_size": 8, "max_num_seqs": NUM_SLOTS, "max_num_batched_tokens": 8192}
         config = EngineConfig(model="noise", **{**limits, **settings})
+        drafts = config.speculation_settings
         self.runner = NoiseRunner(asynchronous=asynchronous)
         self.core = EngineCore(
             config,
@@ -147,7 +148,7 @@ class GrammarHarness:
             num_kv_blocks=blocks,
             eos_token_ids=[EOS],
             grammars=compiler,
-            draft_limits=DraftLimits(1024) if config.speculative_model is not None else None,
+            draft_limits=fake_limits(drafts.method, drafts.num_tokens, 1024) if drafts and drafts.uses_model else None,
         )
         self.runner.first_masks = lambda: {
             each.slot: each.constraint.mask for each in self.core.scheduler.running if each.constraint is not None

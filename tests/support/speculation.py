@@ -36,6 +36,7 @@ class Asked:
     prompt: list[int]
     params: SamplingParams
     prediction: list[int] | None = None
+    adapter: str = ""
 
 
 @dataclass
@@ -86,10 +87,15 @@ def ask_all(core: EngineCore, requests: list[Asked], *, at_once: int = 100) -> l
     while waiting or core.has_work:
         for number, asked in waiting[:at_once]:
             prediction = token_ids(asked.prediction) if asked.prediction is not None else None
-            core.add_request(
-                AddRequest(str(number), token_ids(asked.prompt), asked.params, 0.0, prediction_token_ids=prediction),
-                CLIENT,
+            request = AddRequest(
+                str(number),
+                token_ids(asked.prompt),
+                asked.params,
+                0.0,
+                prediction_token_ids=prediction,
+                adapter=asked.adapter,
             )
+            core.add_request(request, CLIENT)
         del waiting[:at_once]
         at_once = 1
         for output in core.step().get(CLIENT, []):

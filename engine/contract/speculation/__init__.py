@@ -1,4 +1,4 @@
 """Settings of speculative decoding, as options and in vLLM's form.
 
-Public: `settings.Speculation`, `make_speculation`, `read_speculative_config`.
+Public: `settings.Speculation`, `settings.make_speculation`; `vllm_config.read_speculative_config`, `unused_hints`.
 """

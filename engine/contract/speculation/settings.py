@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -39,6 +39,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
         num_tokens: most draft tokens of a sequence in a step.
         lookup_min, lookup_max: fewest and most last tokens that `ngram` looks for.
         always: draft in every step, not only where it pays.
+        max_model_len: longest text that a draft model reads; None: as far as its context goes.
     """
 
     method: SpeculationMethod = "suffix"
@@ -47,6 +48,7 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     lookup_min: int = 2
     lookup_max: int = 4
     always: bool = False
+    max_model_len: int | None = None
 
     @property
     def uses_model(self) -> bool:
@@ -55,38 +57,6 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reads_states(self) -> bool:
         return self.method in STATE_METHODS
-
-
-class _VllmConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`--speculative-config`, with vLLM's names."""
-
-    method: SpeculationMethod | None = None
-    model: str | None = None
-    num_speculative_tokens: int | None = None
-    prompt_lookup_min: int | None = None
-    prompt_lookup_max: int | None = None
-
-
-def read_speculative_config(value: dict[str, Any]) -> Speculation:
-    """`--speculative-config`; without a method it is `draft_model` if there is a model, else `ngram`.
-
-    Raises: OptionError.
-    """
-    try:
-        config = msgspec.convert(value, _VllmConfig)
-    except msgspec.ValidationError as error:
-        _, *names = _VllmConfig.__struct_fields__
-        accepted = f"method ({' or '.join(get_args(SpeculationMethod))}), {', '.join(names)}"
-        raise OptionError(f"--speculative-config: {error}; it takes {accepted}") from None
-    return make_speculation(
-        config.method or ("draft_model" if config.model else "ngram"),
-        config.num_speculative_tokens,
-        config.prompt_lookup_min,
-        config.prompt_lookup_max,
-        model=config.model or "",
-        source="--speculative-config: ",
-        names=("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "model"),
-    )
 
 
 OPTION_NAMES = ("--num-speculative-tokens", "--prompt-lookup-min", "--prompt-lookup-max", "--speculative-model")
@@ -107,6 +77,8 @@ def make_speculation(
     defaults = Speculation()
     if method in FOLDER_METHODS and not model:
         raise OptionError(f"{source}the method {method} needs {names[3]}, a folder or hub id")
+    if model and method == "mtp":
+        raise OptionError(f"{source}the method mtp takes no {names[3]}: its layer is in the served model's folder")
     if model and method not in FOLDER_METHODS:
         raise OptionError(f"{source}{names[3]} is for the method {' or '.join(FOLDER_METHODS)}, not for {method}")
     low = lookup_min if lookup_min is not None else min(lookup_max or defaults.lookup_min, defaults.lookup_min)

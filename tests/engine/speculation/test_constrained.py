@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
+from tessera.engine.contract.speculation.settings import FOLDER_METHODS, MODEL_METHODS
 from tessera.engine.grammar.compiler import GrammarCompiler
 from tests.support.grammar_harness import EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
 
@@ -51,7 +52,7 @@ def answers(compiler: GrammarCompiler, **settings: Any) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", *MODEL_METHODS])
 def test_constrained_completions_are_those_without_drafts(
     compiler: GrammarCompiler, method: str, asynchronous: bool
 ) -> None:
@@ -61,7 +62,7 @@ def test_constrained_completions_are_those_without_drafts(
         asynchronous=asynchronous,
         speculation="on",
         speculative_method=method,
-        speculative_model="noise" if method == "draft_model" else None,
+        speculative_model="noise" if method in FOLDER_METHODS else None,
         prompt_lookup_min=1,
     )
     assert found == expected

@@ -15,12 +15,12 @@ import pytest
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.contract.speculation.settings import FOLDER_METHODS, MODEL_METHODS
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.ops.cpu import CpuOps
-from tessera.engine.speculation.draft_keys import DraftLimits
 from tessera.engine.tensor import CPU, from_numpy
-from tests.support.fake_runner import Done
+from tests.support.fake_runner import Done, fake_limits
 from tests.support.token_ids import token_ids
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -83,7 +83,7 @@ def probabilities(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p:
     return table
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", *MODEL_METHODS])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], method: str) -> None:
     print(f"seeds {SEED} to {SEED + NUM_SEQS - 1}")
@@ -93,7 +93,7 @@ def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], 
         max_num_batched_tokens=1024,
         speculation="on",
         speculative_method=method,  # type: ignore[arg-type]
-        speculative_model="table" if method == "draft_model" else None,
+        speculative_model="table" if method in FOLDER_METHODS else None,
         prompt_lookup_min=1,
     )
     core = EngineCore(
@@ -103,7 +103,7 @@ def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], 
         max_model_len=256,
         num_kv_blocks=2048,
         eos_token_ids=[],
-        draft_limits=DraftLimits(256) if method == "draft_model" else None,
+        draft_limits=fake_limits(method, None, 256) if method in MODEL_METHODS else None,
     )
     texts: dict[str, list[int]] = {}
     for number in range(NUM_SEQS):

@@ -12,7 +12,6 @@ import pytest
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
-from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch
@@ -26,7 +25,6 @@ from tessera.engine.runner.step_inputs import StepInputs
 from tessera.engine.tensor import CPU, Tensor
 from tests.engine.test_cuda_graphs import Recorder
 from tests.support.speculation import (
-    CLIENT,
     Asked,
     ask_all,
     assert_same,
@@ -37,7 +35,6 @@ from tests.support.speculation import (
     varied_requests,
 )
 from tests.support.tiny_models import TINY_MODELS, build
-from tests.support.token_ids import token_ids
 
 NUM_SEQS = 8
 DRAFTING: dict[str, Any] = {"speculation": "on", "speculative_method": "draft_model", "max_num_seqs": NUM_SEQS}
@@ -140,25 +137,6 @@ def test_keys_that_were_computed_are_found_in_the_prefix_cache(runners: Runners)
         runner.drafter.draft = draft  # type: ignore[method-assign]
     assert first.token_ids == again.token_ids == later.token_ids
     assert read == [43, 2, 3, 2, 43, 2], "five blocks of eight were there the second time"
-
-
-def test_aborted_requests_leave_the_others_as_they_are(runners: Runners) -> None:
-    folder, runner, settings = runners("llama", "llama-linear")
-    asked = varied_requests(runner.model.vocab_size, 24)[:4]
-    expected = ask_all(make_core(folder, runner), asked)
-    core = make_core(folder, runner, **settings)
-    for number, each in enumerate([*asked, *asked]):
-        core.add_request(AddRequest(str(number), token_ids(each.prompt), each.params, 0.0), CLIENT)
-    found: dict[str, list[int]] = {str(number): [] for number in range(8)}
-    for step in range(200):
-        if step == 4:
-            core.abort(["4", "5", "6", "7"], CLIENT)
-        for output in core.step().get(CLIENT, []):
-            found[output.request_id] += output.token_ids
-        if not core.has_work:
-            break
-    assert [found[str(number)] for number in range(4)] == [each.token_ids for each in expected]
-    assert core.stats().num_used_blocks == 0
 
 
 def test_texts_beyond_its_context_are_not_drafted(folders: Callable[[str], Path], tmp_path: Path) -> None:

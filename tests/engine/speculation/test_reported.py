@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
-from tessera.engine.contract.speculation.settings import Speculation
+from tessera.engine.contract.speculation.settings import MODEL_METHODS, Speculation
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.fake_runner import Harness
 from tests.support.http_fixtures import call, events, ids, settings_for, write_model_folder
@@ -67,8 +67,8 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
     [
         (
             {"speculative_config": {"method": "medusa"}},
-            "--speculative-config: Invalid enum value 'medusa' - at `$.method`; it takes method (ngram or suffix or "
-            "draft_model or eagle3 or mtp), model, num_speculative_tokens, prompt_lookup_min, prompt_lookup_max",
+            "--speculative-config: method must be one of ngram, suffix, draft_model, eagle3, mtp, ngram_gpu, "
+            "glm4_moe_mtp, mimo_mtp, ernie_mtp, not 'medusa'",
         ),
         ({"speculative_config": {"rejection": 1}}, "--speculative-config: Object contains unknown field `rejection`"),
         (
@@ -101,7 +101,7 @@ def test_options_and_vllm_s_form(options: dict[str, Any], settings: Speculation 
         ),
         (
             {"speculative_config": {"method": "mtp", "model": "small"}},
-            "--speculative-config: model is for the method draft_model or eagle3, not for mtp",
+            "--speculative-config: the method mtp takes no model: its layer is in the served model's folder",
         ),
         (
             {"speculation": "on", "speculative_method": "mtp", "tensor_parallel_size": 2},
@@ -147,8 +147,9 @@ def test_metrics_have_vllm_s_names_and_add_up() -> None:
     assert last.num_accepted_draft_tokens == num_accepted
 
 
-def test_metrics_tell_methods_apart() -> None:
-    engine = Harness(speculation="on", speculative_method="draft_model")
+@pytest.mark.parametrize("method", MODEL_METHODS)
+def test_metrics_tell_methods_apart(method: str) -> None:
+    engine = Harness(speculation="on", speculative_method=method)
     engine.runner.say = lambda context: 1 + len(context) % 4
     engine.add("r", [1, 2, 3], 25)
     engine.run()
@@ -160,11 +161,15 @@ def test_metrics_tell_methods_apart() -> None:
         if "method" in sample.labels
     }
     assert found == {
-        ("tessera:spec_decode_num_drafts_total", "draft_model"): counts["draft_model"].num_drafts,
-        ("tessera:spec_decode_num_draft_tokens_total", "draft_model"): counts["draft_model"].num_tokens,
-        ("tessera:spec_decode_num_accepted_tokens_total", "draft_model"): counts["draft_model"].num_accepted,
+        ("tessera:spec_decode_num_drafts_total", method): counts[method].num_drafts,
+        ("tessera:spec_decode_num_draft_tokens_total", method): counts[method].num_tokens,
+        ("tessera:spec_decode_num_accepted_tokens_total", method): counts[method].num_accepted,
     }
-    assert 0 < counts["draft_model"].num_accepted < counts["draft_model"].num_tokens
+    assert 0 < counts[method].num_accepted < counts[method].num_tokens
+    totals = engine.core.stats().totals
+    assert totals is not None
+    assert totals.num_accepted_draft_tokens == counts[method].num_accepted
+    assert engine.last_outputs["r"].num_accepted_draft_tokens == counts[method].num_accepted
 
 
 def test_without_speculation_there_are_no_such_metrics() -> None:
