@@ -26,7 +26,8 @@ __device__ __forceinline__ void norm_row(const T* x, const T* weight, T* out, in
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) {
       values[j] = values[j] * inverse_rms * gains[j];
-      if constexpr (ADDS) values[j] = sums[j] + to_float(from_float<T>(values[j]));
+      // As two kernels would add it: in float32 the compiler would otherwise fuse the product with the sum.
+      if constexpr (ADDS) values[j] = __fadd_rn(sums[j], to_float(from_float<T>(values[j])));
     }
     store_floats(aligned<WHOLE>(out + start + i), count(i), values);
   };
@@ -93,7 +94,9 @@ __global__ void __launch_bounds__(MAX_THREADS) rmsnorm_kernel(RMSNORM_PARAMS(T))
 // out += rmsnorm(x), rounded to T before it is added, as two kernels would.
 //   in:  as rmsnorm_kernel has them
 //   out: out [rows, hidden] T, not x
-// Layout, grid, block, shared memory, unit of work: as there.
+// Layout: as there.
+// Grid: rows. Block: whole warps, up to MAX_THREADS. Shared memory: none dynamic.
+// Unit of work: one block per row, as there.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(MAX_THREADS) rmsnorm_add_kernel(RMSNORM_PARAMS(T)) {
   ASSERT_ELEMENT(T);

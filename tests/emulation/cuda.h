@@ -83,6 +83,7 @@ inline unsigned __float2uint_rz(float v) {
   return !(v > 0) ? 0 : v >= 4294967296.0f ? ~0u : static_cast<unsigned>(v);
 }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fdividef(float a, float b) { return a / b; }

@@ -122,7 +122,7 @@ def test_a_deleted_conversation_is_not_written_again_by_its_answer(page: Page, u
     page.until(f"{ANSWER}?.textContent === 'a' && {TITLES}.includes('gone')")
     page.click("#conversations .more")
     page.click("[data-do=remove]")
-    page.until("!document.querySelector('#toast').hidden")
+    page.until("document.querySelector('#toast-text').textContent === '“gone” deleted.'")
     hold.set()
     open_page(page, upstream.url)
     assert titles(page) == []
