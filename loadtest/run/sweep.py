@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 PRECISION = 0.04  # the search ends when its bounds are this close, relative to the upper one
-MAX_LEVELS = 12
+MAX_LEVELS = 16
+LOWEST = 0.001  # of the throughput at full load: a server that misses its limits there is searched no further
 STEP_UP = 1.25  # to the next rate, while every rate so far was met
 MIN_GAIN = 0.05  # of throughput, for twice the requests under way; a server that gains less is saturated
 MAX_CONCURRENCY = 4096  # of a sweep that chooses its levels itself
@@ -43,7 +44,8 @@ def search(measure: Callable[[float], dict[str, Any]], target: float) -> Iterato
     """Try rates around the throughput at full load, which is measured first, and bisect.
 
     A rate that the server does not keep up with is not met, even where the run ends before its growing queue breaks
-    the limits.
+    the limits. The lowest rate that was not met is tried a second time before the search ends, because other work on
+    the server's machine may have disturbed it; if it is met then, the search goes on above it.
 
     Args:
         measure: runs the load at a rate; -> its summary with `goodput_share`.
@@ -58,16 +60,25 @@ def search(measure: Callable[[float], dict[str, Any]], target: float) -> Iterato
     full = level(math.inf)
     yield full
     rate = max(full.throughput, float(full.summary["request_throughput"]))
-    low, high = 0.0, math.inf
+    low, missed, confirmed = 0.0, [math.inf], math.inf
     if rate == 0 or full.summary["interrupted"]:
         return
     for _ in range(MAX_LEVELS - 1):
         tried = level(rate)
         yield tried
-        low, high = (rate, high) if tried.met else (low, rate)
-        if tried.summary["interrupted"] or high - low <= PRECISION * high < math.inf:
+        if tried.met:
+            low = rate
+            missed = [other for other in missed if other > rate]
+        elif rate == missed[-1]:
+            confirmed = rate
+        else:
+            missed.append(rate)
+        high = missed[-1]
+        converged = high - low <= PRECISION * high < math.inf
+        too_low = not low and high < LOWEST * full.throughput
+        if tried.summary["interrupted"] or too_low or (converged and confirmed == high):
             return
-        rate = rate * STEP_UP if high == math.inf else (low + high) / 2
+        rate = high if converged else rate * STEP_UP if high == math.inf else (low + high) / 2
 
 
 def best(levels: Sequence[Level]) -> Level | None:
