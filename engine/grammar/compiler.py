@@ -47,7 +47,8 @@ EXIT_TIMEOUT = 5.0
 MAX_CACHED = 128
 MAX_CACHED_SECONDS = 0.5
 
-LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
+# The lexer's fuel bounds its expressions, and so what each mask takes: for a literal of as many characters 10 ms.
+LIMITS = llguidance.LLParserLimits(verbose_errors=False, max_lexer_states=50_000, initial_lexer_fuel=2**16)
 
 
 @dataclass(frozen=True)

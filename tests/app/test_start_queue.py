@@ -20,13 +20,19 @@ class Starts:
     """An application behind the middleware, which notes what starts in which pass of the loop."""
 
     def __init__(self) -> None:
-        self.addresses: list[str] = []
+        self.clients: list[tuple[str, int]] = []
         self.by_pass: Counter[int] = Counter()
         self._pass = 0
+        self._num_requests = 0
         self._middleware = LimitsMiddleware(self._app, KeyUse(), MemoryWatermark(0))
 
+    @property
+    def addresses(self) -> list[str]:
+        return [address for address, _ in self.clients]
+
     def request(self, address: str, method: str = "POST", path: str = "/v1/completions") -> asyncio.Task[None]:
-        scope = {"type": "http", "method": method, "path": path, "client": (address, 1)}
+        scope = {"type": "http", "method": method, "path": path, "client": (address, self._num_requests)}
+        self._num_requests += 1
         return asyncio.ensure_future(self._middleware(scope, self._none, self._none))
 
     async def run(self, *tasks: asyncio.Task[None]) -> None:
@@ -40,7 +46,7 @@ class Starts:
             await asyncio.sleep(0)
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.addresses.append(scope["client"][0])
+        self.clients.append(scope["client"])
         self.by_pass[self._pass] += 1
 
     async def _none(self, *arguments: Any) -> Any:
@@ -64,19 +70,24 @@ def test_accounts_start_in_turn_and_each_ones_requests_in_order() -> None:
         starts = Starts()
         addresses = [f"10.0.0.{number}" for number in range(20) for _ in range(16)]
         await starts.run(*map(starts.request, addresses), starts.request(LIGHT))
-        assert starts.addresses.index(LIGHT) <= MAX_STARTS + 20
+        assert len(set(starts.addresses[MAX_STARTS : MAX_STARTS + 21])) == 21, "one of each key's"
+        assert [port for address, port in starts.clients if address == addresses[-1]] == [*range(304, 320)]
         assert sorted(starts.addresses) == sorted([*addresses, LIGHT])
 
     asyncio.run(main())
 
 
-def test_a_request_that_comes_alone_starts_at_once() -> None:
+def test_a_request_that_comes_alone_starts_at_once_and_the_loop_sleeps_afterwards() -> None:
     async def main() -> None:
         starts = Starts()
         for method in ("POST", "GET", "POST"):
             task = starts.request(LIGHT, method)
             await asyncio.sleep(0)
             assert task.done()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not asyncio.get_running_loop()._ready  # type: ignore[attr-defined]
+        assert not asyncio.all_tasks() - {asyncio.current_task()}
 
     asyncio.run(main())
 

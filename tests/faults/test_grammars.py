@@ -354,6 +354,17 @@ def test_fault_grammars_of_one_key_do_not_hold_up_anothers(
         pending.give_up()
 
 
+def test_fault_grammars_whose_every_mask_takes_long_end_their_request(engine: GrammarHarness) -> None:
+    """A literal of 100,000 characters took 20 ms for each token; as many in an enumeration take none."""
+    words = [f"{number:020d}" for number in range(5000)]
+    engine.add("literal", Grammar("choice", json.dumps(["a" * 100_000])))
+    engine.add("words", schema({"enum": words}), max_tokens=8)
+    answers = engine.run()
+    assert (answers["literal"].finish_reason, answers["literal"].error_status) == ("error", 400)
+    assert len(answers["literal"].token_ids) <= 1
+    assert answers["words"].finish_reason == "length"
+
+
 def test_fault_grammars_small_masks_wait_for_no_other_thread(compiler: GrammarCompiler) -> None:
     """On a busy machine the pool of threads that computes large ones gave one back after 242 ms."""
     pending = compiler.submit(schema({"type": "object", "properties": {"a": {"type": "integer"}}}))
