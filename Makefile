@@ -17,10 +17,10 @@ unexport PYTHONDONTWRITEBYTECODE
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
-# Three processes on two cores, since a quarter of the time goes into waiting for servers. Each of them collects all tests:
+# Four processes on two cores, since tests wait for servers much of their time. Each process collects all tests:
 # those of tests/gpu, which are none without a GPU, would take it seconds.
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu" --ignore tests/gpu --numprocesses 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not gpu" --ignore tests/gpu --numprocesses 4 --dist loadfile $(ARGS)
 
 # What a change most likely breaks.
 test-fast: .venv/.dev
