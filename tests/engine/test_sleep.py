@@ -23,7 +23,7 @@ from tessera.engine.contract.messages import AddRequest, EngineReport, Sleep, Sl
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc import process as process_module
-from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.client import EngineClient, RequestStream
 from tessera.engine.ipc.process import EngineProcess, LoadedEngine, load_engine
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
 from tests.support import stub_engine
@@ -135,15 +135,19 @@ async def process(model: str = "stub") -> AsyncIterator[tuple[EngineSupervisor, 
 
 async def count(client: EngineClient, num_tokens: int) -> int:
     """The tokens that a request of so many gets."""
-    stream = client.submit(token_ids([100]), SamplingParams(max_tokens=num_tokens))
+    return await count_rest(client.submit(token_ids([100]), SamplingParams(max_tokens=num_tokens)))
+
+
+async def count_rest(stream: RequestStream) -> int:
     return sum([len(output.token_ids) async for output in stream])
 
 
 def test_requests_end_first_later_ones_are_refused_and_an_end_asleep_is_no_restart() -> None:
     async def scenario() -> None:
         async with process() as (supervisor, client):
-            running = asyncio.create_task(count(client, 300))
-            await asyncio.sleep(0)
+            stream = client.submit(token_ids([100]), SamplingParams(max_tokens=300))
+            num_first = len((await anext(stream)).token_ids)  # the engine has it before it is told to sleep
+            running = asyncio.create_task(count_rest(stream))
             falling = asyncio.create_task(supervisor.sleep(LIMIT))
             refused = []
             while not falling.done():
@@ -153,7 +157,7 @@ def test_requests_end_first_later_ones_are_refused_and_an_end_asleep_is_no_resta
                     refused.append(str(error))
             assert await falling
             assert running.done()
-            assert await running == 300
+            assert num_first + await running == 300
             assert set(refused) == {"the model is asleep and takes no requests"}, "others are still being finished"
             with pytest.raises(EngineUnavailableError, match="asleep and takes no requests"):
                 await count(client, 1)
