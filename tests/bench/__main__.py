@@ -19,6 +19,7 @@ from tests.bench.fp8_models import FP8_CONFIGS
 from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.mixtures import MIXTURES
 from tests.bench.models import CONFIGS, DENSE
+from tests.support.paths import ROOT
 
 PARTS = ("client", "kernels", "loads", "start", "interference")
 
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", help="of the loads: those of so many streams")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
+    parser.add_argument("--checkout", type=Path, default=ROOT, help="of the loads: whose server is measured (this one)")
     parser.add_argument("server", nargs="*", help="of the loads: options of the server, after --")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,11 @@ def main() -> None:
             arguments = ["--max-num-seqs", "512"] if options.sweep else []
             arguments += options.server
             figures["loads"] = [
-                row for name in models for row in serve.measure(name, loads, Path(work), options.output, *arguments)
+                row
+                for name in models
+                for row in serve.measure(
+                    name, loads, Path(work), options.output, *arguments, checkout=options.checkout.resolve()
+                )
             ]
             console.print(load_table(figures["loads"]))
         if wanted("start"):

@@ -1,14 +1,13 @@
 """Loads of two checkouts in turn on one machine: `python -m tests.bench.compare BASE --rounds 2`.
 
-BASE is a folder with another commit of the project. Each round measures BASE, then this checkout, so that a slow
-drift of the machine falls on both.
+BASE is a folder with another commit of the project. Each round measures its server, then this checkout's, so that a
+slow drift of the machine falls on both. The client is this checkout's for both: BASE's might take its times elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -30,14 +29,11 @@ HIGHER_IS_BETTER = {"output_throughput"}
 
 
 def measure(checkout: Path, output: Path, arguments: list[str]) -> list[dict[str, Any]]:
-    """Rows of the loads, as `python -m tests.bench --only loads` measures them in `checkout`."""
+    """Rows of the loads of the server in `checkout`."""
     output.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "tests.bench", "--only", "loads", "--output", str(output), *arguments]
-    path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (output / "log").open("wb") as log:
-        subprocess.run(
-            command, cwd=checkout, check=True, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path}
-        )
+        subprocess.run([*command, "--checkout", str(checkout)], cwd=ROOT, check=True, stdout=log, stderr=log)
     rows: list[dict[str, Any]] = json.loads((output / "bench.json").read_text())["loads"]
     return rows
 

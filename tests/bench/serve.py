@@ -24,6 +24,7 @@ from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tests.bench.fp8_models import fp8_decode_bytes, write_fp8_model
 from tests.bench.gguf_models import gguf_decode_bytes, write_gguf_model
 from tests.bench.models import decode_bytes, write_model
+from tests.support.paths import ROOT
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see docs/performance.md
 START_LIMIT = 300.0
@@ -77,18 +78,20 @@ class Interference:
 
 @contextlib.contextmanager
 def server(
-    folder: Path | None, log: Path, *arguments: str, cache_dir: str | None = None
+    folder: Path | None, log: Path, *arguments: str, cache_dir: str | None = None, checkout: Path = ROOT
 ) -> Iterator[tuple[str, float]]:
     """Start `tessera serve` (the built-in model without a folder); -> its URL and the seconds until it was ready."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     model = [str(folder)] if folder else []
-    command = [sys.executable, "-m", "tessera", "serve", *model, "--port", str(port), *arguments]
-    environment = {**os.environ, **({"TESSERA_CACHE_DIR": cache_dir} if cache_dir else {})}
+    module = "tessera" if (checkout / "tessera").is_dir() else "app.cli"  # before the rooms were one package
+    command = [sys.executable, "-m", module, "serve", *model, "--port", str(port), *arguments]
+    path = os.pathsep.join([str(checkout), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, **({"TESSERA_CACHE_DIR": cache_dir} if cache_dir else {})}
     start = time.perf_counter()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+        process = subprocess.Popen(command, cwd=checkout, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             url = f"http://127.0.0.1:{port}"
             _wait_until_ready(url, process, log, start + START_LIMIT)
@@ -134,16 +137,19 @@ def step_bytes(name: str, streams: int) -> int:
     return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name, streams)
 
 
-def measure(name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Serve benchmark model `name` with dummy weights and run each load after one short warm-up."""
+def measure(
+    name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str, checkout: Path = ROOT
+) -> list[dict[str, Any]]:
+    """Serve benchmark model `name` with dummy weights and run each load after one short warm-up.
+
+    `checkout`: of the server; the client is this one's.
+    """
     max_model_len = str(max(load.input_len + load.output_len for load in loads) + 64)
     folder, options = prepare(name, work)
     rows = []
     log = log_folder / f"serve-{name}.log"
-    with server(folder, log, *options, "--max-model-len", max_model_len, *arguments) as (
-        url,
-        ready_seconds,
-    ):
+    options += ("--max-model-len", max_model_len, *arguments)
+    with server(folder, log, *options, checkout=checkout) as (url, ready_seconds):
         for number, load in enumerate(loads):
             # Seeds of their own: what one load has left in the prefix cache must not serve the next.
             seeds = 2 * number, 2 * number + 1
