@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a folder, or builtin for the demonstration model")
     parser.add_argument("--api-workers", type=int, default=2)
     parser.add_argument("--stall-limit", type=float, default=STALL_LIMIT, help="seconds")
+    parser.add_argument("--json", type=Path, help="a file for what was found")
+    parser.add_argument("--server-log", type=Path, help="a file for a copy of the server's log")
     parser.add_argument("--serve", default="", help="further options of tessera serve")
     given = parser.parse_args()
     unknown = set(given.parts.split(",")) - set(PARTS)
@@ -79,7 +82,12 @@ def main() -> int:
         with running(command, folder, tmpdir=disk) as target:
             console.print(f"seed {plan.seed}, {target.host}:{target.port}")
             findings = uvloop.run(run(target, model_name, plan, console.print))
+            console.print(f"a quiet canary: {findings.quiet}")
         all_kept = show(findings, given.stall_limit, console)
+        if given.json:
+            given.json.write_text(json.dumps(findings, default=vars, indent=1))
+        if given.server_log:
+            given.server_log.write_text(target.log())
         if not all_kept:
             log = target.log()
             first = log.find(TRACEBACK)

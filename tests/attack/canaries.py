@@ -34,6 +34,7 @@ ADMIN_PAUSE = 0.25  # seconds
 
 PAUSE = 0.05  # seconds between two canaries
 QUIET_ROUNDS = 7
+LATE = 5.0  # times its quiet time from which on a canary is told of
 LONG_PROMPT = 900  # tokens, about one step of the CPU's budget
 
 
@@ -107,6 +108,7 @@ class Canaries:
         self.slowest_admin = 0.0
         self.part = Part()
         self.on_right: Callable[[float], object] = lambda multiple: None
+        self.on_late: Callable[[str], object] = lambda line: None
 
     async def learn(self) -> None:
         """The answers and the quiet times, before any attack."""
@@ -187,7 +189,10 @@ class Canaries:
             part.wrong_canaries += 1
         else:
             seconds = sent.end - sent.begin
-            part.slowest_canary = max(part.slowest_canary, (seconds - self.step_seconds) / canary.quiet_seconds)
+            multiple = (seconds - self.step_seconds) / canary.quiet_seconds
+            part.slowest_canary = max(part.slowest_canary, multiple)
+            if multiple > LATE:
+                self.on_late(f"{canary.name}: {1000 * seconds:.0f} ms, {multiple:.1f} times its quiet time")
             self.on_right(seconds / canary.quiet_seconds)
 
 
