@@ -26,6 +26,7 @@ from tests.support.server_fixture import write_tiny_model
 
 STALL_LIMIT = 0.020  # seconds
 DISK = "16m"
+NICENESS = 5  # of the attack's process
 
 
 def arguments() -> argparse.Namespace:
@@ -67,7 +68,7 @@ def small_disk() -> Iterator[Path | None]:
 def main() -> int:
     given = arguments()
     console = Console(width=150)
-    plan = Plan(given.parts.split(","), given.requests, given.seconds, given.seed)
+    plan = Plan(given.parts.split(","), given.requests, given.seconds, given.seed, niceness=NICENESS)
     with tempfile.TemporaryDirectory(prefix="attack") as name, small_disk() as disk:
         folder = Path(name)
         if given.model == "builtin":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 import traceback
@@ -43,6 +44,7 @@ class Plan:
     seconds: float
     seed: int
     num_warm_up: int = 300
+    niceness: int = 0  # of the attack's process beside the server's, whose cores clients elsewhere would not take
     quiet_seconds: float = 60.0  # most that the server may take to become quiet
 
 
@@ -70,6 +72,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
     await canaries.start()
+    os.nice(plan.niceness)
     flock = asyncio.create_task(canaries.watch())
     numbers = requests_by_part(plan)
     end = time.monotonic() + plan.seconds

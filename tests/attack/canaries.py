@@ -34,7 +34,7 @@ ADMIN_PAUSE = 0.25  # seconds
 
 PAUSE = 0.05  # seconds between two canaries
 QUIET_ROUNDS = 7
-LATE = 5.0  # times its quiet time from which on a canary is told of
+LATE, LATE_ADMIN = 5.0, 0.3  # times its quiet time, and seconds, from which on an answer is told of
 LONG_PROMPT = 900  # tokens, about one step of the CPU's budget
 
 
@@ -84,6 +84,7 @@ class Sent:
     Attributes:
         number: which canary; None for the admin port.
         status: None without an answer.
+        text: what the model said, or the path of the admin port.
     """
 
     number: int | None
@@ -141,7 +142,10 @@ class Canaries:
         async for line in self._process.stdout:
             sent = Sent(**json.loads(line))
             if sent.number is None:
-                self.slowest_admin = max(self.slowest_admin, sent.end - sent.begin)
+                seconds = sent.end - sent.begin
+                self.slowest_admin = max(self.slowest_admin, seconds)
+                if seconds > LATE_ADMIN:
+                    self.on_late(f"{sent.text} of the admin port: {1000 * seconds:.0f} ms")
             else:
                 self._judge(sent, sent.number)
         await self._process.wait()
@@ -232,7 +236,7 @@ async def _ask_admin(admin: Wire, is_over: asyncio.Event) -> None:
         begin = time.monotonic()
         with contextlib.suppress(NoAnswerError, OSError):  # the server's end is counted elsewhere
             await admin.get(path)
-        _tell(Sent(None, begin, time.monotonic()))
+        _tell(Sent(None, begin, time.monotonic(), text=path))
         await asyncio.sleep(ADMIN_PAUSE)
 
 
