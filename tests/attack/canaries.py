@@ -176,10 +176,10 @@ class Canaries:
         self._excused_until = math.inf if excused else time.monotonic()
 
     async def send_one(self, number: int) -> None:
-        """One canary, from this process."""
-        self._judge(await send(self._wire, self._canaries, number), number)
+        """One canary, from this process, in which it may wait for the attack's own work."""
+        self._judge(await send(self._wire, self._canaries, number), number, by_time=False)
 
-    def _judge(self, sent: Sent, number: int) -> None:
+    def _judge(self, sent: Sent, number: int, *, by_time: bool = True) -> None:
         """Note a canary in the part that is current when its end is known."""
         canary, part = self._canaries[number], self.part
         part.canaries += 1
@@ -189,9 +189,10 @@ class Canaries:
             part.wrong_canaries += wrong
         elif sent.status != 200:
             part.refused_canaries += 1
+            self.on_late(f"{canary.name}: no answer" if sent.status is None else f"{canary.name}: status {sent.status}")
         elif sent.text != canary.answer:
             part.wrong_canaries += 1
-        else:
+        elif by_time:
             seconds = sent.end - sent.begin
             multiple = (seconds - self.step_seconds) / canary.quiet_seconds
             part.slowest_canary = max(part.slowest_canary, multiple)
