@@ -37,6 +37,9 @@ _TYPES = {
 }
 
 
+_JSON_NAMES = {"True": "true", "False": "false"}
+
+
 class RequestModel(BaseModel):
     """Base of all requests: strict types, unknown fields ignored, null means omitted where a default exists.
 
@@ -136,7 +139,8 @@ def _complaint(error: ErrorDetails) -> str:
     if kind in _TYPES:
         return f"must be {_TYPES[kind]}"
     if kind == "literal_error":
-        return f"must be one of {context['expected']}".replace(" or ", ", ")
+        accepted = str(context["expected"]).replace(" or ", ", ")
+        return f"must be one of {accepted}" if ", " in accepted else f"must be {_JSON_NAMES.get(accepted, accepted)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return f"must have one of the types {context.get('expected_tags', 'that are supported')}"
     bounds = {
