@@ -20,6 +20,7 @@ FieldValues = Mapping[str, tuple[Any, ...]]  # values of a field that change not
 
 MAX_LOGGED = 1024
 MAX_WHOLE_FLOATS = 64
+REST = ", 'other'"  # the tag of what is known and left out, among those of a union
 _logged: set[str] = set()  # subjects of `log_once`
 
 _TYPES = {
@@ -176,7 +177,10 @@ def _complaint(error: ErrorDetails) -> str:
         accepted = str(context["expected"]).replace(" or ", ", ")
         return f"must be one of {accepted}" if ", " in accepted else f"must be {_JSON_NAMES.get(accepted, accepted)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return f"must have one of the types {context.get('expected_tags', 'that are supported')}"
+        if type(error["input"]) is not dict:
+            return "must be an object"
+        tags = str(context.get("expected_tags", "that are supported")).removesuffix(REST)
+        return f"must have one of the types {tags}"
     bounds = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "greater than {gt}",
