@@ -138,7 +138,8 @@ def _make_integers(error: ValidationError, body: Any) -> bool:
         value = each["input"]
         if each["type"] != "int_type" or type(value) is not float or not value.is_integer():
             continue
-        node = body
+        node: Any = body
+        key: Any
         for key in each["loc"]:
             if not (isinstance(node, dict) and key in node) and not (isinstance(node, list) and isinstance(key, int)):
                 continue  # pydantic's name for a member of a union
