@@ -16,6 +16,7 @@ from tessera.app.schema.fields import (
     MAX_INT32,
     MAX_NAME,
     MAX_STOP_LENGTH,
+    MAX_STOPS,
     JsonObject,
     Label,
     Off,
@@ -32,7 +33,6 @@ from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, ToolName
 from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice
 from tessera.engine.contract.errors import InvalidRequestError
 
-MAX_STOP_SEQUENCES = 64
 TEXT_KEYS = {"text": "text"}
 
 
@@ -149,7 +149,7 @@ class OutputConfig(BaseModel):
 
 
 StopSequences = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOP_SEQUENCES)
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
 ]
 
 

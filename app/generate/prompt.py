@@ -17,7 +17,7 @@ from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.chat_template import ChatTemplate, check_kwargs
 from tessera.app.text.tokenizer import check_text_length, prompt_too_long
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.messages import EngineInfo, TokenIds
+from tessera.engine.contract.messages import EmbeddingInfo, EngineInfo, ScorerInfo, TokenIds
 
 PROMPT_TIMEOUT = 60.0  # seconds for a prompt to be prepared, waiting for a thread included
 # Texts up to this length in all are encoded on the event loop, in well under a millisecond.
@@ -87,6 +87,7 @@ async def render_chat(
         text = template.render(
             [message.for_template() for message in request.messages],
             tools=[tool.for_template() for tool in request.shown_tools] or None,
+            documents=request.documents or None,
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=request.continue_final_message,
             extra=_template_variables(template, request),
@@ -122,7 +123,7 @@ def truncated(request: GenerationRequest, token_ids: list[int], info: EngineInfo
     return token_ids[:keep] if request.truncation_side == "right" else token_ids[-keep:]
 
 
-def checked_token_ids(token_ids: list[int], info: EngineInfo, param: str) -> TokenIds:
+def checked_token_ids(token_ids: list[int], info: EngineInfo | EmbeddingInfo | ScorerInfo, param: str) -> TokenIds:
     """The ids in the engine's form. Raises InvalidRequestError for ids outside the vocabulary."""
     with contextlib.suppress(OverflowError):
         unsigned = array("I", token_ids)  # takes no negative ids, and is packed in a third of the time of "i"
@@ -159,6 +160,10 @@ def _checked_template(model: ServedModel, request: ConversationFields) -> ChatTe
         raise InvalidRequestError(
             "chat_template is only accepted where the server was started with --trust-request-chat-template.",
             param="chat_template",
+        )
+    if request.documents and request.template_source is None and "documents" not in model.template.variables:
+        raise InvalidRequestError(
+            "documents are not supported by this model: its chat template does not show them.", param="documents"
         )
     if request.shown_tools and model.tool_format is None:
         raise InvalidRequestError(

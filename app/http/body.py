@@ -76,7 +76,7 @@ async def read_json_object(request: Request, settings: AppSettings, *, any_media
     """The body as a dict; `any_media_type` reads JSON under whatever name.
 
     Raises:
-        RequestError: 400 not a JSON object, 408 too slow, 413 too large, 415 another media type.
+        RequestError: 400 not a JSON object, 408 too slow, 413 too large, 415 another media type or compressed.
     """
     kept: dict[str, Any] | None = request.scope.setdefault("state", {}).pop("json_body", None)
     if kept is not None:
@@ -85,6 +85,9 @@ async def read_json_object(request: Request, settings: AppSettings, *, any_media
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json") and not any_media_type:
         raise MediaTypeError(f"Send the body with 'Content-Type: application/json', not {media_type[:100]!r}.")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", ""):
+        raise MediaTypeError(f"Send the body as it is, not with 'Content-Encoding: {encoding[:100]}'.")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > settings.max_body_bytes:
         raise _too_large(settings)

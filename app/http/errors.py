@@ -32,7 +32,7 @@ class BodyTimeoutError(InvalidRequestError):
 
 
 class MediaTypeError(InvalidRequestError):
-    """A request body that is not declared as JSON."""
+    """A request body that is not declared as JSON, or is compressed."""
 
     status = 415
     code = "unsupported_media_type"

@@ -6,11 +6,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, model_validator
 
-from tessera.app.schema.fields import MAX_INT32, MAX_STOP_LENGTH, StopInput, integer, number, wrong
+from tessera.app.schema.fields import MAX_INT32, MAX_STOP_LENGTH, MAX_STOPS, StopInput, integer, number, wrong
 from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.engine.contract.sampling_params import MIN_REPETITION_PENALTY
-
-MAX_STOPS = 64
 
 # Settings of Ollama's loader and cache, and of samplers that are refused.
 LOADING = (

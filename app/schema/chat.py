@@ -12,7 +12,18 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, model_validator
 
 from tessera.app.schema.custom_tools import arguments_of
-from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Off, Text, TextContent, at_most, integer, text_of, wrong
+from tessera.app.schema.fields import (
+    MAX_INT32,
+    MAX_NAME,
+    JsonObject,
+    Off,
+    Text,
+    TextContent,
+    at_most,
+    integer,
+    text_of,
+    wrong,
+)
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import RequestModel
 from tessera.app.schema.tools import Tool, ToolChoice, ToolChoiceField, Tools, check_tool_choice
@@ -21,6 +32,7 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 
 MAX_MESSAGES = 16384
 MAX_TOOL_CALLS = 128
+MAX_DOCUMENTS = 1024
 FUNCTION_CALL_ID = "function0"  # of calls without an id; 9 characters, as Mistral's templates want
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -146,6 +158,9 @@ class ConversationFields(RequestModel):
         description="A variable of the chat template, with enable_thinking false for none; no effect on other models.",
     )
     tools: Tools | None = None
+    documents: list[JsonObject] | None = Field(
+        default=None, max_length=MAX_DOCUMENTS, description="Documents that the chat template shows to the model."
+    )
 
     def check_conversation(self) -> None:
         for index, message in enumerate(self.messages):

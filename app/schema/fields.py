@@ -24,7 +24,7 @@ MAX_KEYS = 1024
 MAX_NAME = 256
 MAX_PARTS = 1024
 
-MAX_STOPS = 4
+MAX_STOPS = 64  # OpenAI takes 4; evaluation harnesses and chat front ends send more
 MAX_STOP_LENGTH = 256
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
@@ -262,11 +262,12 @@ def text_of(value: Any, keys: Mapping[str, str]) -> str:
     if type(value) is not list or len(value) > MAX_PARTS:
         raise wrong(f"must be a string or a list of at most {MAX_PARTS} text parts")
     texts = []
-    for part in value:
+    for index, part in enumerate(value):
         kind = part.get("type") if type(part) is dict else None
-        if type(kind) is not str or kind not in keys:
-            shown = kind[:40] if type(kind) is str else "unknown"
-            raise wrong(f"has a part of type '{shown}', but this model reads text parts only")
+        if type(kind) is not str:
+            raise wrong(f"has a part, number {index}, that is not an object with a type, such as '{next(iter(keys))}'")
+        if kind not in keys:
+            raise wrong(f"has a part of type '{kind[:40]}', but this model reads text parts only")
         text = part.get(keys[kind])
         if type(text) is not str:
             raise wrong(f"has a {kind} part whose '{keys[kind]}' is not a string")

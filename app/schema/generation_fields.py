@@ -98,7 +98,6 @@ class GenerationRequest(SamplingFields):
     always_clamps: ClassVar[bool] = False
     refused: ClassVar[FieldValues] = {
         "early_stopping": (False,),
-        "guided_decoding_backend": (),
         "guided_whitespace_pattern": (),
         "kv_transfer_params": ({},),
         "length_penalty": (1.0, 1),
@@ -113,6 +112,7 @@ class GenerationRequest(SamplingFields):
         "vllm_xargs": ({},),
     }
     hints: ClassVar[FieldValues] = {
+        "guided_decoding_backend": (),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
         "request_id": (),

@@ -22,7 +22,7 @@ from tessera.app.schema.fields import JsonObject, wrong
 from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, MAX_TOOL_NAME, TOOL_NAME, ToolName
 from tessera.engine.contract.errors import InvalidRequestError
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024  # OpenAI takes 128; agents with several MCP servers send more
 
 _CHOICES = ("none", "auto", "required")
 

@@ -76,6 +76,7 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         *,
         tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
@@ -112,7 +113,7 @@ class ChatTemplate:
             **(prepared_variables(extra or {}) if is_harmony else extra or {}),
             "messages": prepared_messages(messages) if is_harmony else messages,
             "tools": prepared_tools(tools) if is_harmony else tools,
-            "documents": None,
+            "documents": documents,
             "add_generation_prompt": add_generation_prompt,
         }
         rendered = self._processes.render(RenderJob(template, variables, self._now(), seconds, max_chars, source))

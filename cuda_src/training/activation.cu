@@ -8,18 +8,28 @@ struct Slope {
   float slope;
 };
 
+// 1 / (1 + exp(-x)). For values of 16 bits by approximations: with the exact ones the kernels would wait for
+// arithmetic rather than for memory.
+template <typename T>
+__device__ __forceinline__ float logistic(float x) {
+  constexpr float LOG2_E = 1.4426950408889634f;
+  if constexpr (sizeof(T) == 2) return reciprocal_fast(1.0f + exp2_fast(x * -LOG2_E));
+  return 1.0f / (1.0f + expf(-x));
+}
+
+template <typename T>
 __device__ __forceinline__ Slope silu(float x) {
-  const float sigmoid = 1.0f / (1.0f + expf(-x));
+  const float sigmoid = logistic<T>(x);
   return {x * sigmoid, sigmoid * (1.0f + x * (1.0f - sigmoid))};
 }
 
 // GELU as in elementwise/activation.cu.
-template <bool TANH>
+template <typename T, bool TANH>
 __device__ __forceinline__ Slope gelu(float x) {
   if constexpr (TANH) {
     constexpr float INNER = 1.595769121605730f;  // 2 sqrt(2 / pi)
     constexpr float CUBIC = 0.044715f;
-    const float sigmoid = 1.0f / (1.0f + expf(-INNER * (x + CUBIC * x * x * x)));
+    const float sigmoid = logistic<T>(INNER * (x + CUBIC * x * x * x));
     return {x * sigmoid, sigmoid + x * sigmoid * (1.0f - sigmoid) * INNER * (1.0f + 3.0f * CUBIC * x * x)};
   } else {
     constexpr float SQRT_1_OVER_2 = 0.707106781186548f, SQRT_1_OVER_2_PI = 0.398942280401433f;
@@ -42,7 +52,7 @@ __global__ void silu_kernel(SILU_PARAMS(T)) {
   float values[CHUNK];
   load_floats(x + i, size - i, values);
 #pragma unroll
-  for (int j = 0; j < CHUNK; ++j) values[j] = silu(values[j]).value;
+  for (int j = 0; j < CHUNK; ++j) values[j] = silu<T>(values[j]).value;
   store_floats(out + i, size - i, values);
 }
 
@@ -61,7 +71,7 @@ __global__ void silu_gradient_kernel(SLOPE_PARAMS(T)) {
   load_floats(x + i, size - i, values);
   load_floats(dy + i, size - i, upper);
 #pragma unroll
-  for (int j = 0; j < CHUNK; ++j) upper[j] *= silu(values[j]).slope;
+  for (int j = 0; j < CHUNK; ++j) upper[j] *= silu<T>(values[j]).slope;
   store_floats(out + i, size - i, upper);
 }
 
@@ -80,7 +90,7 @@ __global__ void gelu_gradient_kernel(SLOPE_PARAMS(T)) {
   load_floats(x + i, size - i, values);
   load_floats(dy + i, size - i, upper);
 #pragma unroll
-  for (int j = 0; j < CHUNK; ++j) upper[j] *= gelu<TANH>(values[j]).slope;
+  for (int j = 0; j < CHUNK; ++j) upper[j] *= gelu<T, TANH>(values[j]).slope;
   store_floats(out + i, size - i, upper);
 }
 
@@ -116,7 +126,7 @@ __device__ __forceinline__ void gated_gradient(const T* dy, const T* gate_up, T*
 template <typename T>
 __global__ void silu_mul_gradient_kernel(GATED_GRADIENT_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  gated_gradient(dy, gate_up, out, inner, [](float x) { return silu(x); });
+  gated_gradient(dy, gate_up, out, inner, [](float x) { return silu<T>(x); });
 }
 
 // out = (dy * up * gelu'(gate), dy * gelu(gate)).
@@ -128,5 +138,5 @@ __global__ void silu_mul_gradient_kernel(GATED_GRADIENT_PARAMS(T)) {
 template <typename T, bool TANH>
 __global__ void gelu_mul_gradient_kernel(GATED_GRADIENT_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  gated_gradient(dy, gate_up, out, inner, [](float x) { return gelu<TANH>(x); });
+  gated_gradient(dy, gate_up, out, inner, [](float x) { return gelu<T, TANH>(x); });
 }

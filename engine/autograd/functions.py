@@ -16,7 +16,7 @@ from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.make import make_ops
 from tessera.engine.ops.training.interface import PackedSequences
 from tessera.engine.ops.training.make import make_training_ops
-from tessera.engine.tensor import Device, Tensor, empty, from_numpy, zeros
+from tessera.engine.tensor import Device, Tensor, empty, float32, from_numpy, zeros
 
 
 class Functions(Tape):
@@ -287,9 +287,34 @@ class Functions(Tape):
     def linear_cross_entropy(
         self, x: Variable, weight: Variable, targets: Tensor, factors: Tensor, *, multiplier: float = 1.0
     ) -> Variable:
-        """The sum of factors[t] * token_losses[t], [1] float32; factors [T] float32."""
-        losses = self.token_losses(x, weight, targets, multiplier=multiplier)
-        return self.sum(self.mul(losses, Variable(factors, requires_grad=False)))
+        """The sum of factors[t] * token_losses[t], [1] float32; factors [T] float32.
+
+        The gradients are computed at once, where a backward may follow: the logits are needed for both, and their
+        product is the largest of a small model.
+        """
+        constant = Variable(factors, requires_grad=False)
+        if not self.recording or not (x.requires_grad or weight.requires_grad):
+            return self.sum(self.mul(self.token_losses(x, weight, targets, multiplier=multiplier), constant))
+        training = self.training
+        dw = zeros(weight.shape, float32, self.device) if weight.requires_grad else None
+        losses, dx = training.linear_cross_entropy_and_gradient(
+            factors, x.value, weight.value, targets, multiplier=multiplier, weight_gradient=dw
+        )
+
+        def backward(dy: Tensor) -> None:
+            factor = 1.0 if dy is self.one else float(dy.numpy()[0])
+            if dw is not None and weight.gradient is None and factor == 1.0:
+                weight.gradient = dw
+            elif dw is not None:
+                out = self.zeroed_weight_gradient(weight)
+                assert out is not None
+                training.add_to(out, dw, factor=factor)
+            if factor == 1.0:
+                self.add_gradient(x, dx)
+            elif x.requires_grad:
+                self.add_gradient(x, training.add_to(zeros(dx.shape, float32, self.device), dx, factor=factor))
+
+        return self.record(training.sum(self.ops.mul(losses, factors)), (x, weight), backward)
 
     def token_losses(self, x: Variable, weight: Variable, targets: Tensor, *, multiplier: float = 1.0) -> Variable:
         """-log softmax(multiplier * x weight^T)[t, targets[t]], [T] float32.

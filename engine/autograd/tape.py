@@ -29,6 +29,7 @@ class Tape:
 
     Attributes:
         pace: called after each operation and each backward of one.
+        one: [1] float32, the gradient of a loss by itself: what the backward of a loss need not look at.
     """
 
     def __init__(self, ops: Ops, training: TrainingOps) -> None:
@@ -39,6 +40,7 @@ class Tape:
         self.device = ops.device
         self.recording = True
         self.pace: Callable[[], None] = lambda: None
+        self.one = from_numpy(np.ones(1, np.float32), self.device)
         self._nodes: list[_Node] = []
 
     def record(self, value: Tensor, inputs: Sequence[Variable | None], backward: Backward) -> Variable:
@@ -74,7 +76,8 @@ class Tape:
         if gradient is None:
             if result.value.size != 1:
                 raise TesseraError(f"the gradient of {result!r} must be given: it is not a single number")
-            gradient = from_numpy(np.ones(result.shape, result.value.dtype), self.device)
+            is_loss = result.shape == self.one.shape and result.value.dtype == float32
+            gradient = self.one if is_loss else from_numpy(np.ones(result.shape, result.value.dtype), self.device)
         if gradient.shape != result.shape or gradient.device is not self.device:
             raise TesseraError(f"the gradient {gradient!r} does not fit {result!r}")
         self._run_back(result, gradient)

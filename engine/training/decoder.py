@@ -47,16 +47,17 @@ class TrainableDecoder:
 
         token_ids and targets [T] int32 (a target below 0 has no loss), factors [T] float32.
         """
-        losses = self.token_losses(token_ids, targets, sequences)
-        f = self.functions
-        return f.sum(f.mul(losses, Variable(factors, requires_grad=False)))
+        stream, head = self.hidden_states(token_ids, sequences), self._head()
+        multiplier = self.config.logits_multiplier
+        return self.functions.linear_cross_entropy(stream, head, targets, factors, multiplier=multiplier)
 
     def token_losses(self, token_ids: Tensor, targets: Tensor, sequences: PackedSequences) -> Variable:
         """The cross entropy of each token's target, [T] float32; arguments as of `loss`."""
-        config, f = self.config, self.functions
         stream = self.hidden_states(token_ids, sequences)
-        head = self.parameters.optional(None, "lm_head") or self.parameters.variable(None, "embedding")
-        return f.token_losses(stream, head, targets, multiplier=config.logits_multiplier)
+        return self.functions.token_losses(stream, self._head(), targets, multiplier=self.config.logits_multiplier)
+
+    def _head(self) -> Variable:
+        return self.parameters.optional(None, "lm_head") or self.parameters.variable(None, "embedding")
 
     def hidden_states(self, token_ids: Tensor, sequences: PackedSequences) -> Variable:
         """The final norm's output [T, H]."""

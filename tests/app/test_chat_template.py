@@ -121,6 +121,12 @@ def test_tool_use_template_is_taken_with_tools() -> None:
     assert template.render(USER, tools=[{"n": 7}]) == "7"
 
 
+def test_documents_are_a_variable_of_the_template() -> None:
+    source = "{% for document in documents or [] %}[{{ document.title }}: {{ document.text }}]{% endfor %}"
+    assert render(source, documents=[{"title": "a", "text": "b"}, {"title": "c", "text": "d"}]) == "[a: b][c: d]"
+    assert render(source) == ""
+
+
 def test_continue_final_message_keeps_its_trailing_space() -> None:
     source = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
     messages = [*USER, {"role": "assistant", "content": "so "}]

@@ -54,6 +54,7 @@ def ask(gate: Any, scope: Any) -> tuple[int, str | None, dict[bytes, bytes]]:
     body = b"".join(message.get("body", b"") for message in sent)
     code = json.loads(body)["error"]["code"] if body else None
     assert (sent[0]["status"] == OK) == ("reached" in scope)
+    assert not any("headers" in message for message in sent[1:])
     return sent[0]["status"], code, dict(sent[0]["headers"])
 
 

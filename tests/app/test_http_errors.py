@@ -75,7 +75,7 @@ WRONG_IN_BOTH: list[tuple[str, Any, str]] = [
     ("n", True, "n"),
     ("seed", 2**64, "seed"),
     ("seed", 1.5, "seed"),
-    ("stop", ["a"] * 5, "stop"),
+    ("stop", ["a"] * 65, "stop"),
     ("stop", [""], "stop"),
     ("stop", [1], "stop"),
     ("stop", "x" * 257, "stop"),
@@ -115,6 +115,7 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
+    ("documents", [{"text": "x"}], "documents"),  # which this model's template does not show
     ("messages", [{"role": "user", "content": "x" * 5000}], "messages"),
     ("max_completion_tokens", 0, "max_completion_tokens"),
     ("max_completion_tokens", 129, "max_completion_tokens"),
@@ -131,7 +132,7 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("tools", [{"type": "function", "function": {"name": "not a name"}}], "tools[0].function.name"),
     ("tools", [{"type": "function", "function": {"name": "f" * 129}}], "tools[0].function.name"),
     ("tools", [{"type": "function", "function": {"name": "f", "parameters": []}}], "tools[0].function.parameters"),
-    ("tools", [{"type": "function", "function": {"name": "f"}}] * 129, "tools"),
+    ("tools", [{"type": "function", "function": {"name": "f"}}] * 1025, "tools"),
     ("tool_choice", "required", "tool_choice"),
     ("tool_choice", "sometimes", "tool_choice"),
     ("tool_choice", {"type": "function", "function": {"name": "g"}}, "tool_choice"),
@@ -191,7 +192,8 @@ NEUTRAL: dict[str, Any] = {
     "user": "me",
     "prompt_cache_key": "k",
     "safety_identifier": "s",
-    "stop": [],
+    "stop": ["a"] * 64,
+    "guided_decoding_backend": "outlines",
     "logit_bias": None,
     "stream_options": None,
     "temperature": 1e-4,
@@ -284,6 +286,30 @@ def test_other_media_types_are_refused(settings: AppSettings) -> None:
         response = call(client, settings, "POST", "/v1/completions", content=b"{}", headers=headers)
         assert response.status_code == 415
         error_of(response)
+
+
+@pytest.mark.parametrize("part", [{"text": "hi"}, "hi"], ids=str)
+def test_a_part_of_no_type_is_told_from_one_of_another_type(settings: AppSettings, part: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    message = error_of(post(settings, "/v1/chat/completions", {**CHAT, "messages": messages}))["message"]
+    assert message == "messages[0].content has a part, number 1, that is not an object with a type, such as 'text'."
+
+
+def test_a_field_with_one_value_says_which(settings: AppSettings) -> None:
+    outputs = {"regex": "a", "disable_any_whitespace": True}
+    message = error_of(post(settings, "/v1/completions", {**TEXT, "structured_outputs": outputs}))["message"]
+    assert message == "structured_outputs.disable_any_whitespace must be false."
+
+
+def test_a_compressed_body_is_refused_by_name(settings: AppSettings) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    for path in ("/v1/completions", "/api/chat"):
+        response = call(FakeClient(always(HELLO)), settings, "POST", path, content=b"\x1f\x8b", headers=headers)
+        assert response.status_code == 415
+        assert "'Content-Encoding: gzip'" in response.text
+    headers["content-encoding"] = "identity"
+    response = call(FakeClient(always(HELLO)), settings, "POST", path, content=b"{}", headers=headers)
+    assert response.status_code != 415
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])

@@ -467,3 +467,29 @@ def test_examples_are_accepted(settings: AppSettings) -> None:
             for example in operation.examples.values():
                 body = json.loads(json.dumps(example).replace("MODEL", "judge"))
                 assert post(client, settings, operation.path, **body).status_code == 200
+
+
+# -- the wrong endpoint, and tokens ---------------------------------------------------------------
+
+
+def test_a_model_that_scores_is_named_where_it_makes_no_embeddings(settings: AppSettings) -> None:
+    response = post(ScoringClient(), settings, "/v1/embeddings", model="judge", input="the cat")
+    assert refused(response, 400, "model") == (
+        "The model 'judge' scores texts and makes no embeddings: use /v1/rerank or /v1/score."
+    )
+
+
+@pytest.mark.parametrize(("model", "most"), [("encoder", BESIDE.max_input_tokens), ("judge", SCORER.max_input_tokens)])
+def test_texts_become_tokens_of_the_model_that_is_named(model: str, most: int, settings: AppSettings) -> None:
+    """Of any length, so that a client can count before it cuts."""
+    text = "the cat " * 80
+    answer = post(ScoringClient(), settings, "/tokenize", model=model, prompt=text, return_token_strs=True).json()
+    assert answer["tokens"] == cat(*text.split())
+    assert (answer["count"], answer["max_model_len"], answer["token_strs"][0]) == (162, most, "[CLS]")
+    back = post(ScoringClient(), settings, "/detokenize", model=model, tokens=answer["tokens"][:3])
+    assert back.json()["prompt"].split() == ["[CLS]", "the", "cat"]
+    assert "ids go from" in refused(
+        post(ScoringClient(), settings, "/detokenize", model=model, tokens=[511]), 400, "tokens"
+    )
+    chat = {"model": model, "messages": [{"role": "user", "content": "the cat"}]}
+    refused(post(ScoringClient(), settings, "/tokenize", **chat), 400, "model")

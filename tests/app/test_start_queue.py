@@ -117,3 +117,15 @@ def test_a_request_that_ends_while_it_waits_leaves_its_place_to_others() -> None
         assert starts.addresses[-1] == LIGHT
 
     asyncio.run(main())
+
+
+def test_a_pass_of_one_takes_no_room_from_those_that_come_later() -> None:
+    async def main() -> None:
+        starts = Starts()
+        await starts.run(*(starts.request(HEAVY) for _ in range(MAX_STARTS + 1)))
+        await asyncio.sleep(0)
+        later = [starts.request(LIGHT) for _ in range(MAX_STARTS)]
+        await asyncio.sleep(0)
+        assert all(task.done() for task in later)
+
+    asyncio.run(main())

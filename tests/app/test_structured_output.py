@@ -261,7 +261,6 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"guided_choice": [""]}, "guided_choice"),
     ({"guided_grammar": {}}, "guided_grammar"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
-    ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
 ]
 
 

@@ -200,7 +200,7 @@ WRONG: dict[str, list[Any]] = {
     "frequency_penalty": [2.5, math.nan],
     "repetition_penalty": [0, -1, 11],
     "logit_bias": [{"128": 1}, {"-1": 1}, {"5": 101}, {"x": 1}, [5]],
-    "stop": ["", ["a"] * 5, [1], "x" * 1000],
+    "stop": ["", ["a"] * 65, [1], "x" * 1000],
     "stop_token_ids": [[-1], [VOCAB_SIZE], [2**31], [2**63], "5"],
     "ignore_eos": ["true"],
     "truncate_prompt_tokens": [0, -2],

@@ -220,6 +220,31 @@ def test_cross_entropy_of_large_logits_is_finite() -> None:
     assert x.gradient.numpy()[0, 0] == 2
 
 
+def test_a_cross_entropy_within_a_function_has_the_gradients_that_the_function_gives_it(
+    rng: np.random.Generator,
+) -> None:
+    """They are computed with the loss, before it is known what is made of it."""
+    arrays = [rng.normal(size=shape).astype(np.float32) for shape in ((7, 6), (11, 6))]
+    targets = from_numpy(rng.integers(0, 11, 7).astype(np.int32), CPU)
+    factors = from_numpy(rng.uniform(0.1, 1, 7).astype(np.float32), CPU)
+
+    def gradients_of(*scales: float) -> list[Any]:
+        f = Functions.on(CPU)
+        x, weight = map(f.variable, arrays)
+        f.linear_cross_entropy(x, weight, targets, factors)
+        assert x.gradient is weight.gradient is None, "no backward has run"
+        for scale in scales:
+            loss = f.linear_cross_entropy(x, weight, targets, factors)
+            f.backward(loss if scale == 1 else f.scale(loss, scale))
+        assert x.gradient is not None
+        assert weight.gradient is not None
+        return [x.gradient.numpy(), weight.gradient.numpy()]
+
+    for scales in ((3.0,), (1.0, 1.0), (1.0, -0.5), (-0.5, 1.0)):
+        for found, once in zip(gradients_of(*scales), gradients_of(1.0), strict=True):
+            np.testing.assert_allclose(found, sum(scales) * once, rtol=1e-5, atol=1e-7)
+
+
 def test_16_bit_values_have_float32_gradients(rng: np.random.Generator) -> None:
     x, weight = (rng.normal(size=shape).astype(bfloat16) for shape in ((40, 8), (6, 8)))
     _, (dx, dw) = value_and_gradients(lambda f, x, w: f.sum(f.matmul(x, w)), x, weight)

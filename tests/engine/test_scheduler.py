@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.engine.contract.messages import AddRequest
+from typing import Any
+
+from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.scheduler import Scheduler
@@ -15,10 +17,16 @@ BLOCK_SIZE = 4
 
 
 class Steps:
-    """A scheduler whose steps always sample token 1."""
+    """A scheduler whose steps always sample token 1; `options` are the scheduler's further ones."""
 
     def __init__(
-        self, *, num_blocks: int = 64, max_num_seqs: int = 8, budget: int = 64, prefix_caching: bool = False
+        self,
+        *,
+        num_blocks: int = 64,
+        max_num_seqs: int = 8,
+        budget: int = 64,
+        prefix_caching: bool = False,
+        **options: Any,
     ) -> None:
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE, prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
@@ -26,17 +34,20 @@ class Steps:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             max_context=num_blocks * BLOCK_SIZE,
+            **options,
         )
         self.num_arrivals = 0
 
-    def add(self, name: str, num_tokens: int, *, priority: int = 0, **params: float) -> Sequence:
+    def add(
+        self, name: str, num_tokens: int, *, priority: int = 0, account: AccountRef = NO_ACCOUNT, **params: float
+    ) -> Sequence:
         prompt = [self.num_arrivals + 2] * num_tokens
         sampling_params = SamplingParams(max_tokens=100, **params)  # type: ignore[arg-type]
-        request = AddRequest(name, token_ids(prompt), sampling_params, 0.0, priority)
-        account = self.scheduler.accounts.find(request.account)
-        self.scheduler.accounts.open(account)
+        request = AddRequest(name, token_ids(prompt), sampling_params, 0.0, priority, account=account)
+        opened = self.scheduler.accounts.find(request.account)
+        self.scheduler.accounts.open(opened)
         (sequence,) = Sequence.from_request(
-            request, b"c", account=account, eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
+            request, b"c", account=opened, eos_token_ids=[0], max_context=1000, arrival_number=self.num_arrivals
         )
         self.num_arrivals += 1
         self.scheduler.enqueue(sequence)

@@ -13,7 +13,7 @@ from tessera.engine.autograd.variable import Variable
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cuda.training import loss
 from tessera.engine.ops.training.interface import AdamWStep, PackedSequences, TrainingOps
-from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy
+from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, zeros
 from tests.support.op_cases import random_array
 from tests.support.reference import assert_close
 
@@ -131,11 +131,26 @@ def test_weight_gradients_accumulate_small(training: Functions, dtype: Any) -> N
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "hidden"), [(8, 5), (700, 24), (3, 2072)])
+@pytest.mark.parametrize(("tokens", "hidden"), [(8, 5), (700, 24), (2500, 8), (3, 2072)])
 def test_embedding_sums_rows_of_one_id_small(training: Functions, tokens: int, hidden: int, dtype: Any) -> None:
+    """Of some ids there are more than are sorted."""
     ids = np.random.default_rng(tokens).integers(-1, 8, tokens).astype(np.int32)  # -1 and 7 name no row
     ids[: tokens // 2] = 3
     check(training, lambda f, table: f.embedding(from_numpy(ids, f.device), table), (7, hidden), dtype=dtype)
+
+
+def test_embedding_of_a_large_vocabulary_is_summed_in_the_order_of_the_tokens_small(training: Functions) -> None:
+    """2 ** 24 and then ones: in another order the sum would be larger."""
+    vocab_size = 3001
+    ids = np.random.default_rng(1).permutation(np.arange(900) % 300 * 10).astype(np.int32)
+    rows = np.ones((900, 4), np.float32)
+    _, first = np.unique(ids, return_index=True)
+    rows[first] = 2**24
+    dy, out = from_numpy(rows, training.device), zeros((vocab_size, 4), float32, training.device)
+    training.training.embedding_gradient(dy, from_numpy(ids, training.device), out)
+    expected = np.zeros((vocab_size, 4), np.float32)
+    expected[ids] = 2**24
+    np.testing.assert_array_equal(out.numpy(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

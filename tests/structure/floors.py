@@ -12,13 +12,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.cli.gguf_files", "app.cli.download_bar"),
     ("app.server",),
     ("app.openapi",),
-    ("app.openai.invocations", "app.openai.batches", "app.openai.fine_tuning", "app.ollama"),
+    ("app.openai.invocations", "app.openai.tokenize", "app.openai.batches", "app.openai.fine_tuning", "app.ollama"),
     ("app.openai.rerank",),
     (
-        *(
-            f"app.openai.{room}"
-            for room in ("chat", "completions", "responses", "embeddings", "models", "tokenize", "files")
-        ),
+        *(f"app.openai.{room}" for room in ("chat", "completions", "responses", "embeddings", "models", "files")),
         "app.anthropic",
         "app.ops",
     ),

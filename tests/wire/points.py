@@ -15,7 +15,7 @@ POINTS = {
     9: "errors: four fields, and the status, param and code that clients look at",
     10: "choices always have logprobs, messages refusal, usage its details",
     11: "logprobs with the tokens' raw bytes; those of completions, and echo",
-    12: "both names of the token limit; null equals omitted; stop is a string or up to 4",
+    12: "both names of the token limit; null equals omitted; stop is a string or up to 64",
     13: "roles and forms of content",
     14: "response_format, refused where it cannot be enforced",
     15: "embeddings as base64, and of fewer dimensions",

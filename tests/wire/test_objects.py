@@ -303,13 +303,13 @@ def test_wire_12_null_equals_omitted(plain: Scripted) -> None:
         assert msgspec.structs.replace(omitted.params, seed=null.params.seed) == null.params, "seeds are drawn"
 
 
-def test_wire_12_stop_is_a_string_or_up_to_four(plain: Scripted) -> None:
+def test_wire_12_stop_is_a_string_or_several(plain: Scripted) -> None:
     def told(stop: Any) -> str:
         return plain.openai.completions.create(**ASK, stop=stop).choices[0].text
 
-    assert told(" w") == told([" w"]) == told(["x", "y", "z", " w"]) == "hello"
+    assert told(" w") == told([" w"]) == told([*"abcdfgijkm", " w"]) == "hello"
     assert told(None) == told([]) == TEXT
-    for wrong in (["a"] * 5, "", [""], [1]):
+    for wrong in (["a"] * 65, "", [""], [1]):
         with pytest.raises(openai.BadRequestError) as refused:
             told(wrong)
         assert refused.value.param == "stop"

@@ -41,7 +41,6 @@ class ChatCompletionRequest(ChatRequest):
     refused: ClassVar[FieldValues] = {
         **GenerationRequest.refused,
         "audio": (),
-        "documents": ([],),
         "modalities": (["text"],),
     }
     hints: ClassVar[FieldValues] = {

@@ -55,6 +55,11 @@ class Embeddings:
             raise InvalidRequestError(
                 f"The model {name[:100]!r} is an adapter, which makes text alone: name the model itself.", param="model"
             )
+        if name in self._served.settings.reranker_model_names:
+            raise InvalidRequestError(
+                f"The model {name[:100]!r} scores texts and makes no embeddings: use /v1/rerank or /v1/score.",
+                param="model",
+            )
         if model is None:
             raise NotFoundError(f"The model {name[:100]!r} does not exist here; see /v1/models.", param="model")
         for info in self._served.info.embeddings:

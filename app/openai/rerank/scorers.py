@@ -60,7 +60,11 @@ class Scored:
 
 
 class Scorers:
-    """The model that scores, where one does, and those that make embeddings, whose cosines are scores too."""
+    """The model that scores, where one does, and those that make embeddings, whose cosines are scores too.
+
+    Attributes:
+        tokenizer: of the model that scores.
+    """
 
     def __init__(self, model: ServedModel, embeddings: Embeddings) -> None:
         """Raises ModelError where the tokenizer of the cross-encoder beside the model cannot be read."""
@@ -68,7 +72,7 @@ class Scorers:
         self._served = model
         self._embeddings = embeddings
         folder = settings.reranker_folder
-        self._tokenizer: Tokenizer = model.tokenizer if folder is None else load_tokenizer(Path(folder))
+        self.tokenizer: Tokenizer = model.tokenizer if folder is None else load_tokenizer(Path(folder))
 
     @property
     def default_name(self) -> str:
@@ -95,12 +99,12 @@ class Scorers:
             )
         if request.instruction is not None and scorer.form == "pair":
             raise InvalidRequestError(f"The model {name[:100]!r} takes no instruction.", param="instruction")
-        self._check_tokenizer(self._tokenizer)
+        self._check_tokenizer(self.tokenizer)
         keep = tokens_to_keep(request.truncate_prompt_tokens, scorer.max_input_tokens)
         limits = PairLimits(request.max_tokens_per_query, request.max_tokens_per_doc, keep)
 
         def encode() -> list[tuple[list[int], int]]:
-            return encode_pairs(self._tokenizer, scorer.form, [*pairs], limits, request.instruction)
+            return encode_pairs(self.tokenizer, scorer.form, [*pairs], limits, request.instruction)
 
         encoded = await self._in_thread(encode, [*pairs.firsts, *pairs.seconds])
         inputs, first_lengths = [ids for ids, _ in encoded], [length for _, length in encoded]
@@ -116,7 +120,7 @@ class Scorers:
         keep = tokens_to_keep(request.truncate_prompt_tokens, scorer.max_input_tokens)
         texts = [text for text in request.input if isinstance(text, str)]
         if texts:
-            self._check_tokenizer(self._tokenizer)
+            self._check_tokenizer(self.tokenizer)
 
         def encode() -> list[list[int]]:
             return [
@@ -196,7 +200,7 @@ class Scorers:
         return await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
 
     def _encode(self, text: str, keep: int | None, add_special_tokens: bool) -> list[int]:
-        return _encode(self._tokenizer, text, keep, add_special_tokens)
+        return _encode(self.tokenizer, text, keep, add_special_tokens)
 
     def _check_tokenizer(self, tokenizer: Tokenizer) -> None:
         if isinstance(tokenizer, IdTokenizer):

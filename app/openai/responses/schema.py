@@ -36,6 +36,8 @@ SEALED_INCLUDED = "reasoning.encrypted_content"
 
 
 def _as_items(value: Any) -> Any:
+    if type(value) not in (str, list):
+        raise wrong("must be a string or a list of items")
     return [{"role": "user", "content": value}] if type(value) is str else value
 
 
@@ -205,5 +207,10 @@ class ResponsesRequest(SamplingFields):
         if self.conversation is not None and self.previous_response_id is not None:
             raise InvalidRequestError(
                 "conversation and previous_response_id cannot both be given.", param="previous_response_id"
+            )
+        if self.tools and not self.offered_tools.functions and self.tool_choice and self.tool_choice.choice.forced:
+            raise InvalidRequestError(
+                "tool_choice demands a call, but this server has no hosted tools, and tools has no others.",
+                param="tool_choice",
             )
         check_readable(self.input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -9,18 +10,30 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import checked_request, receive
-from tessera.app.generate.prompt import PROMPT_TIMEOUT, checked_token_ids, encode_text, render_chat
+from tessera.app.generate.prompt import PROMPT_TIMEOUT, are_small, checked_token_ids, encode_text, render_chat
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_for, model_of, models_of
 from tessera.app.http.body import json_response, read_json_object, run_in_turn
 from tessera.app.http.description import Description
+from tessera.app.openai.embeddings.embedders import MAX_INPUT_CHARS, embeddings_of
+from tessera.app.openai.rerank.scorers import scorers_of
 from tessera.app.openai.tokenize.objects import DetokenizedText, TokenizerInfo, TokenList
 from tessera.app.openai.tokenize.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from tessera.app.text.tokenizer import load_json
+from tessera.app.text.tokenizer import Tokenizer, load_json
+from tessera.engine.contract.errors import InvalidRequestError
+from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 
 router = APIRouter(tags=["Tokens"])
 
 MAX_INLINE_IDS = 1024  # up to so many are decoded on the event loop, in well under a millisecond
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An encoder or a cross-encoder beside the served model."""
+
+    tokenizer: Tokenizer
+    info: EmbeddingInfo | ScorerInfo
 
 
 @router.post(
@@ -36,11 +49,14 @@ async def tokenize(http_request: Request) -> Response:
         chat = await run_in_turn(http_request, partial(checked_request, TokenizeChatRequest), body)
         model = await _named_model(http_request, chat.model)
         token_ids = (await render_chat(model, chat, add_special_tokens=chat.add_special_tokens)).token_ids
-        return _token_list(model, token_ids, chat.return_token_strs)
+        return _token_list(model.tokenizer, model.info.max_model_len, token_ids, chat.return_token_strs)
     text = await run_in_turn(http_request, partial(checked_request, TokenizeTextRequest), body)
+    if (beside := await _find_beside(http_request, text.model)) is not None:
+        token_ids = await _encode(http_request, beside.tokenizer, text)
+        return _token_list(beside.tokenizer, beside.info.max_input_tokens, token_ids, text.return_token_strs)
     model = await _named_model(http_request, text.model)
     token_ids = await encode_text(model, text.prompt, add_special_tokens=text.add_special_tokens, param="prompt")
-    return _token_list(model, token_ids, text.return_token_strs)
+    return _token_list(model.tokenizer, model.info.max_model_len, token_ids, text.return_token_strs)
 
 
 @router.post(
@@ -52,10 +68,12 @@ async def tokenize(http_request: Request) -> Response:
 async def detokenize(http_request: Request) -> Response:
     """Token ids -> text, special tokens included."""
     request = await receive(http_request, DetokenizeRequest)
-    model = await _named_model(http_request, request.model)
+    model: ServedModel | Beside | None = await _find_beside(http_request, request.model)
+    if model is None:
+        model = await _named_model(http_request, request.model)
     if len(request.tokens) <= MAX_INLINE_IDS:
         return _text(model, request.tokens)
-    return await model.workers.run(_text, model, request.tokens, timeout=PROMPT_TIMEOUT)
+    return await model_of(http_request).workers.run(_text, model, request.tokens, timeout=PROMPT_TIMEOUT)
 
 
 @router.get(
@@ -80,19 +98,41 @@ async def _named_model(http_request: Request, name: str | None) -> ServedModel:
     return model
 
 
-def _text(model: ServedModel, token_ids: list[int]) -> Response:
+async def _find_beside(http_request: Request, name: str | None) -> Beside | None:
+    """The encoder or cross-encoder of this name; None where there is none. Raises RequestError."""
+    settings = (await model_for(http_request, name)).settings
+    if name in settings.embedding_model_names:
+        embedder, info = embeddings_of(http_request).find(name)
+        return Beside(embedder.tokenizer, info)
+    if name in settings.reranker_model_names:
+        scorers = scorers_of(http_request)
+        return Beside(scorers.tokenizer, scorers.classifier(name))
+    return None
+
+
+async def _encode(http_request: Request, tokenizer: Tokenizer, text: TokenizeTextRequest) -> list[int]:
+    """Token ids of a text, which may be longer than the model takes, so that clients can cut it."""
+    if len(text.prompt) > MAX_INPUT_CHARS:
+        raise InvalidRequestError(f"prompt may have at most {MAX_INPUT_CHARS} characters.", param="prompt")
+    encode = partial(tokenizer.encode, text.prompt, add_special_tokens=text.add_special_tokens)
+    if are_small([text.prompt]):
+        return encode()
+    return await model_of(http_request).workers.run(encode, timeout=PROMPT_TIMEOUT)
+
+
+def _text(model: ServedModel | Beside, token_ids: list[int]) -> Response:
     """Raises InvalidRequestError for ids outside the vocabulary."""
     if token_ids:
         checked_token_ids(token_ids, model.info, "tokens")
     return json_response({"prompt": model.tokenizer.decode(token_ids, skip_special_tokens=False)})
 
 
-def _token_list(model: ServedModel, token_ids: list[int], with_strings: bool) -> Response:
-    strings = [model.tokenizer.token_string(token_id) for token_id in token_ids] if with_strings else None
+def _token_list(tokenizer: Tokenizer, max_model_len: int, token_ids: list[int], with_strings: bool) -> Response:
+    strings = [tokenizer.token_string(token_id) for token_id in token_ids] if with_strings else None
     return json_response(
         {
             "count": len(token_ids),
-            "max_model_len": model.info.max_model_len,
+            "max_model_len": max_model_len,
             "tokens": token_ids,
             "token_strs": strings,
         }

@@ -25,6 +25,27 @@ class LossTraining(CheckedOps):
             self._linear_cross_entropy(x, weight, targets, multiplier, losses, logsumexp)
         return losses, logsumexp
 
+    def linear_cross_entropy_and_gradient(
+        self,
+        factors: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        *,
+        multiplier: float = 1.0,
+        weight_gradient: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """losses of `linear_cross_entropy`, and dx of `linear_cross_entropy_gradient`, from the same logits."""
+        self._check_loss(x, weight, targets)
+        self._check_factors(factors, weight, targets, weight_gradient)
+        losses, logsumexp = (self._out(None, targets.shape, float32) for _ in range(2))
+        out = self._out(None, x.shape, x.dtype)
+        if x.size:
+            self._linear_cross_entropy_and_gradient(
+                factors, x, weight, targets, multiplier, losses, logsumexp, weight_gradient, out
+            )
+        return losses, out
+
     def linear_cross_entropy_gradient(
         self,
         factors: Tensor,
@@ -42,12 +63,10 @@ class LossTraining(CheckedOps):
         `weight_gradient` [V, H] float32 gets the weight's gradient added, where it is given.
         """
         self._check_loss(x, weight, targets)
-        self._check(factors=factors, logsumexp=logsumexp, weight_gradient=weight_gradient, out=out)
-        fits = factors.shape == logsumexp.shape == targets.shape and factors.dtype == logsumexp.dtype == float32
-        require(fits, "linear_cross_entropy_gradient", factors, logsumexp, targets)
-        if weight_gradient is not None:
-            fits = weight_gradient.shape == weight.shape and weight_gradient.dtype == float32
-            require(fits, "linear_cross_entropy_gradient of the weight", weight_gradient, weight)
+        self._check_factors(factors, weight, targets, weight_gradient)
+        self._check(logsumexp=logsumexp, out=out)
+        fits = logsumexp.shape == targets.shape and logsumexp.dtype == float32
+        require(fits, "linear_cross_entropy_gradient", logsumexp, targets)
         out = self._out(out, x.shape, x.dtype)
         if x.size:
             self._linear_cross_entropy_gradient(
@@ -61,11 +80,32 @@ class LossTraining(CheckedOps):
         require(fits and x.dtype in FLOAT_DTYPES, "linear_cross_entropy", x, weight)
         require(targets.shape == x.shape[:1] and targets.dtype == int32, "targets", targets, x)
 
+    def _check_factors(self, factors: Tensor, weight: Tensor, targets: Tensor, weight_gradient: Tensor | None) -> None:
+        self._check(factors=factors, weight_gradient=weight_gradient)
+        fits = factors.shape == targets.shape and factors.dtype == float32
+        require(fits, "linear_cross_entropy_gradient", factors, targets)
+        if weight_gradient is not None:
+            fits = weight_gradient.shape == weight.shape and weight_gradient.dtype == float32
+            require(fits, "linear_cross_entropy_gradient of the weight", weight_gradient, weight)
+
     # -- implementations ------------------------------------------------------------------------
 
     @abstractmethod
     def _linear_cross_entropy(
         self, x: Tensor, weight: Tensor, targets: Tensor, multiplier: float, losses: Tensor, logsumexp: Tensor
+    ) -> None: ...
+    @abstractmethod
+    def _linear_cross_entropy_and_gradient(
+        self,
+        factors: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        multiplier: float,
+        losses: Tensor,
+        logsumexp: Tensor,
+        weight_gradient: Tensor | None,
+        out: Tensor,
     ) -> None: ...
     @abstractmethod
     def _linear_cross_entropy_gradient(

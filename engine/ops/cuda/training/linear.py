@@ -11,11 +11,11 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InInt, InT, Int32, Int64, OutFloat, OutT
+from tessera.engine.cuda.params import InInt, InT, Int32, Int64, OutFloat, OutInt, OutT
 from tessera.engine.ops.cuda.types import CHUNK, ceil_div, cuda_type
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.training.interface import TrainingOps
-from tessera.engine.tensor import Tensor, empty, float32, zeros
+from tessera.engine.tensor import Tensor, empty, float32, int32, zeros
 
 
 class TransposeParams(NamedTuple):
@@ -26,9 +26,31 @@ class TransposeParams(NamedTuple):
     out_columns: Int64
 
 
+class EmbeddingCountParams(NamedTuple):
+    ids: InInt
+    places: OutInt
+    num_tokens: Int32
+    vocab_size: Int32
+
+
+class EmbeddingStartsParams(NamedTuple):
+    places: OutInt
+    vocab_size: Int32
+
+
+class EmbeddingPlaceParams(NamedTuple):
+    ids: InInt
+    places: OutInt
+    order: OutInt
+    num_tokens: Int32
+    vocab_size: Int32
+
+
 class EmbeddingGradientParams(NamedTuple):
     dy: InT
     ids: InInt
+    order: InInt
+    ends: InInt
     out: OutFloat
     num_tokens: Int32
     vocab_size: Int32
@@ -36,21 +58,32 @@ class EmbeddingGradientParams(NamedTuple):
 
 
 TRANSPOSE = KernelSpec("training/transpose.cu", "transpose_kernel", ("T",), TransposeParams, on_demand=True)
-EMBEDDING_GRADIENT = KernelSpec(
-    "training/embedding.cu", "embedding_gradient_kernel", ("T",), EmbeddingGradientParams, on_demand=True
-)
-SPECS = (TRANSPOSE, EMBEDDING_GRADIENT)
+EMBEDDING = "training/embedding.cu"
+EMBEDDING_COUNT = KernelSpec(EMBEDDING, "embedding_count_kernel", (), EmbeddingCountParams, on_demand=True)
+EMBEDDING_STARTS = KernelSpec(EMBEDDING, "embedding_starts_kernel", (), EmbeddingStartsParams, on_demand=True)
+EMBEDDING_PLACE = KernelSpec(EMBEDDING, "embedding_place_kernel", (), EmbeddingPlaceParams, on_demand=True)
+EMBEDDING_GRADIENT = KernelSpec(EMBEDDING, "embedding_gradient_kernel", ("T",), EmbeddingGradientParams, on_demand=True)
+SORTING = (EMBEDDING_COUNT, EMBEDDING_STARTS, EMBEDDING_PLACE)
+SPECS = (TRANSPOSE, *SORTING, EMBEDDING_GRADIENT)
 
 PADDING = 8  # elements: rows of 16 bytes
 TILE, TRANSPOSE_THREADS = Constant(64), Constant(256)
 THREADS = Constant(256, "of a block")
+MAX_THREADS = Constant(1024, "of the block that sums counts")
+MAX_SORTED = Constant(1024, "tokens of one id")
 declare_header("training_transpose", __name__, {"TILE": TILE, "THREADS": TRANSPOSE_THREADS}, (TransposeParams,))
-declare_header("training_embedding", __name__, {"THREADS": THREADS}, (EmbeddingGradientParams,))
+declare_header(
+    "training_embedding",
+    __name__,
+    {"THREADS": THREADS, "MAX_THREADS": MAX_THREADS, "MAX_SORTED": MAX_SORTED},
+    (EmbeddingCountParams, EmbeddingStartsParams, EmbeddingPlaceParams, EmbeddingGradientParams),
+)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
-    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes]
+    pairs: list[Instantiation] = [(spec, (dtype,)) for spec in (TRANSPOSE, EMBEDDING_GRADIENT) for dtype in dtypes]
+    return pairs + [(spec, ()) for spec in SORTING]
 
 
 def padded(size: int) -> int:
@@ -74,13 +107,28 @@ class LinearOps(TrainingOps):
             self._add_to(out, self.products.matmul(left, right, out=empty(out.shape, float32, self.device)), 1.0)
 
     def _embedding_gradient(self, dy: Tensor, ids: Tensor, out: Tensor) -> None:
-        num_tokens, hidden = dy.shape
+        (num_tokens, hidden), vocab_size = dy.shape, out.shape[0]
+        places, order = zeros((vocab_size,), int32, self.device), empty((num_tokens,), int32, self.device)
+        counted = EmbeddingCountParams(ids=ids, places=places, num_tokens=num_tokens, vocab_size=vocab_size)
+        placed = EmbeddingPlaceParams(ids=ids, places=places, order=order, num_tokens=num_tokens, vocab_size=vocab_size)
         params = EmbeddingGradientParams(
-            dy=dy, ids=ids, out=out, num_tokens=num_tokens, vocab_size=out.shape[0], hidden=hidden
+            dy=dy,
+            ids=ids,
+            order=order,
+            ends=places,
+            out=out,
+            num_tokens=num_tokens,
+            vocab_size=vocab_size,
+            hidden=hidden,
         )
-        grid = (num_tokens, ceil_div(hidden, THREADS * CHUNK), 1)
-        config = LaunchConfig(grid, (THREADS, 1, 1))
-        self.device.launch(EMBEDDING_GRADIENT, (cuda_type(dy.dtype),), config, params)
+        each_token = LaunchConfig((ceil_div(num_tokens, THREADS), 1, 1), (THREADS, 1, 1))
+        one_block = LaunchConfig((1, 1, 1), (MAX_THREADS, 1, 1))
+        each_row = LaunchConfig((num_tokens, ceil_div(hidden, THREADS * CHUNK), 1), (THREADS, 1, 1))
+        launch = self.device.launch
+        launch(EMBEDDING_COUNT, (), each_token, counted)
+        launch(EMBEDDING_STARTS, (), one_block, EmbeddingStartsParams(places=places, vocab_size=vocab_size))
+        launch(EMBEDDING_PLACE, (), each_token, placed)
+        launch(EMBEDDING_GRADIENT, (cuda_type(dy.dtype),), each_row, params)
 
     def _transposed(self, x: Tensor) -> Tensor:
         """[N, padded(M)] of x [M, N], with zeros behind the M."""

@@ -66,16 +66,21 @@ class LossOps(LinearOps):
         head = self._padded_rows(weight)
         for rows in _chunks(x.shape[0], head.shape[0]):
             logits = self._logits(x[rows], head)
-            params = CrossEntropyParams(
-                logits=logits,
-                targets=targets[rows],
-                losses=losses[rows],
-                logsumexp=logsumexp[rows],
-                vocab_size=weight.shape[0],
-                width=head.shape[0],
-                multiplier=multiplier,
-            )
-            self.device.launch(CROSS_ENTROPY, (), row_config(*logits.shape), params)
+            self._chunk_losses(logits, targets[rows], weight.shape[0], multiplier, losses[rows], logsumexp[rows])
+
+    def _linear_cross_entropy_and_gradient(
+        self,
+        factors: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        multiplier: float,
+        losses: Tensor,
+        logsumexp: Tensor,
+        weight_gradient: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        self._gradient(factors, x, weight, targets, multiplier, losses, logsumexp, weight_gradient, out)
 
     def _linear_cross_entropy_gradient(
         self,
@@ -88,6 +93,21 @@ class LossOps(LinearOps):
         weight_gradient: Tensor | None,
         out: Tensor,
     ) -> None:
+        self._gradient(factors, x, weight, targets, multiplier, None, logsumexp, weight_gradient, out)
+
+    def _gradient(
+        self,
+        factors: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        multiplier: float,
+        losses: Tensor | None,
+        logsumexp: Tensor,
+        weight_gradient: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """Without `losses`, `logsumexp` is known."""
         vocab_size = weight.shape[0]
         head = self._padded_rows(weight)
         turned = self._transposed(head)
@@ -96,6 +116,8 @@ class LossOps(LinearOps):
             summed = zeros(head.shape, float32, self.device)
         for rows in _chunks(x.shape[0], head.shape[0]):
             logits = self._logits(x[rows], head)
+            if losses is not None:
+                self._chunk_losses(logits, targets[rows], vocab_size, multiplier, losses[rows], logsumexp[rows])
             slopes = empty(logits.shape, x.dtype, self.device)
             params = CrossEntropyGradientParams(
                 logits=logits,
@@ -114,6 +136,20 @@ class LossOps(LinearOps):
                 self._matmul_weight_gradient(slopes, x[rows], summed, accumulate=True)
         if weight_gradient is not None and summed is not None and summed is not weight_gradient:
             self._add_to(weight_gradient, summed[:vocab_size], 1.0)
+
+    def _chunk_losses(
+        self, logits: Tensor, targets: Tensor, vocab_size: int, multiplier: float, losses: Tensor, logsumexp: Tensor
+    ) -> None:
+        params = CrossEntropyParams(
+            logits=logits,
+            targets=targets,
+            losses=losses,
+            logsumexp=logsumexp,
+            vocab_size=vocab_size,
+            width=logits.shape[1],
+            multiplier=multiplier,
+        )
+        self.device.launch(CROSS_ENTROPY, (), row_config(*logits.shape), params)
 
     def _logits(self, x: Tensor, head: Tensor) -> Tensor:
         return self.products.matmul(x, head, out=empty((x.shape[0], head.shape[0]), float32, self.device))

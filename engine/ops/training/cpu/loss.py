@@ -1,4 +1,4 @@
-"""Cross entropy on the CPU, the vocabulary in chunks."""
+"""Cross entropy on the CPU: the vocabulary in chunks, or the tokens where the gradient is computed as well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 CHUNK_ELEMENTS = 1 << 20  # logits of a chunk, unless the fewest columns need more
 MIN_COLUMNS = 128
-LOWEST = np.float32(-60)  # logarithm of a probability in the backward: products with subnormal numbers are slow
+MIN_ROWS = 16
+LOWEST = np.float32(
+    -60
+)  # logarithm of a probability whose gradient is wanted: products with subnormal numbers are slow
 
 
 class CpuLossTraining(TrainingOps):
@@ -43,6 +46,48 @@ class CpuLossTraining(TrainingOps):
         logs = (highest + np.log(total))[:, 0]
         logsumexp.numpy()[counted] = logs
         losses.numpy()[counted] = logs - chosen
+
+    @np.errstate(all="ignore")
+    def _linear_cross_entropy_and_gradient(
+        self,
+        factors: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        multiplier: float,
+        losses: Tensor,
+        logsumexp: Tensor,
+        weight_gradient: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """So many tokens at a time that their logits have at most CHUNK_ELEMENTS."""
+        losses.numpy()[...] = logsumexp.numpy()[...] = 0
+        result = np.zeros(x.shape, np.float32)
+        counted = _counted(targets, weight.shape[0])
+        step = max(CHUNK_ELEMENTS // weight.shape[0], MIN_ROWS)
+        wide = widen(weight)
+        for start in range(0, counted.size, step):
+            some = counted[start : start + step]
+            rows, wanted = widen_array(x.numpy()[some]), targets.numpy()[some]
+            every = np.arange(len(some))
+            logits: Float32Array = np.matmul(rows, wide.T)
+            logits *= np.float32(multiplier)
+            chosen = logits[every, wanted]
+            highest = logits.max(axis=-1, keepdims=True)
+            logits -= highest
+            np.maximum(logits, LOWEST, out=logits)
+            np.exp(logits, out=logits)
+            total = logits.sum(axis=-1, keepdims=True)
+            logs = (highest + np.log(total))[:, 0]
+            logsumexp.numpy()[some] = logs
+            losses.numpy()[some] = logs - chosen
+            logits /= total
+            logits[every, wanted] -= 1
+            logits *= factors.numpy()[some][:, None] * np.float32(multiplier)
+            result[some] = np.matmul(logits, wide)
+            if weight_gradient is not None:
+                weight_gradient.numpy()[...] += np.matmul(logits.T, rows)
+        store(out, result)
 
     @np.errstate(all="ignore")
     def _linear_cross_entropy_gradient(

@@ -1,0 +1,414 @@
+"""The scheduler's decisions one by one: prompts' budgets, drafts, charges, and what is kept for others."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from tessera.engine.adapters.seats import AdapterSeats
+from tessera.engine.contract.messages import AccountRef
+from tessera.engine.core import scheduler as scheduler_module
+from tessera.engine.core.prefill_budget import PrefillBudget
+from tessera.engine.core.sequence import Sequence
+from tests.engine.test_scheduler import Steps, tokens_of
+
+HEAVY, LIGHT = AccountRef(1), AccountRef(2)
+
+
+# ---- the budget of prompts ----------------------------------------------------------------------
+
+
+class Asked(PrefillBudget):
+    """Limits nothing, and keeps what it was asked and told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beside_decodes: list[tuple[float, ...]] = []
+        self.for_many: list[tuple[float, ...]] = []
+        self.steps: list[tuple[int, float]] = []
+
+    def tokens_beside_decodes(
+        self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+    ) -> int:
+        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len))
+        return most
+
+    def tokens_for_many_prompts(
+        self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+    ) -> int:
+        self.for_many.append((most, num_decodes, num_prompts, prompt_len))
+        return most
+
+    def record_step(self, num_prompt_tokens: int, seconds: float) -> None:
+        self.steps.append((num_prompt_tokens, seconds))
+
+
+def asked(steps: Steps) -> Asked:
+    budget = steps.scheduler._prefill_budget = Asked()
+    return budget
+
+
+def test_prompts_are_weighed_against_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(max_num_seqs=4, budget=16)
+    budget = asked(steps)
+    steps.add("a", 40)
+    for _ in range(4):
+        steps.step()
+    assert (budget.beside_decodes, budget.for_many) == ([], []), "there is nothing to weigh"
+    steps.add("b", 20)
+    steps.step()
+    assert budget.for_many == [(16, 1, 1, 20.0)], "as many prompts as decodes"
+    steps.step()
+    assert budget.for_many[1:] == [(16, 1, 1, 5.0)], "the rest of it"
+    steps.add("c", 30)
+    steps.step()
+    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0)]
+    steps.step()
+    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0)]
+    for num_tokens in (10, 12, 14):
+        steps.add(f"d{num_tokens}", num_tokens)
+    monkeypatch.setattr(scheduler_module, "BACKLOG_SEQS", 2)
+    steps.step()
+    assert budget.for_many[2:] == [(16, 2, 2, (2 + 10 + 12) / 3)], "one seat is free, and two of those that wait count"
+
+
+def test_steps_without_drafts_are_measured_by_their_prompts_tokens() -> None:
+    steps = Steps()
+    budget = asked(steps)
+    steps.add("a", 5)
+    steps.step()
+    steps.add("b", 7)
+    steps.add("c", 9)
+    step = steps.schedule()
+    steps.scheduler.record_duration(step, 0.5)
+    assert budget.steps == [(16, 0.5)], "not the decode's token"
+    step.reads_texts = True
+    steps.scheduler.record_duration(step, 0.5)
+    step.reads_texts = False
+    step.verified = [cast(Any, object())]
+    steps.scheduler.record_duration(step, 0.5)
+    assert len(budget.steps) == 1, "these take longer for other reasons"
+
+
+def test_a_prompt_leaves_a_token_to_each_behind_it_and_takes_all_others() -> None:
+    steps = Steps(budget=8)
+    steps.add("a", 30, priority=-1)
+    steps.add("b", 30)
+    assert steps.step() == {"a": 8}
+    steps.scheduler.waiting.some(1)[0].priority = 0
+    for _ in range(3):
+        steps.step()
+    assert steps.step() == {"a": 1, "b": 7}
+    steps.add("c", 3, priority=1)
+    assert steps.step() == {"a": 1, "b": 7}, "nothing is left for a third"
+
+
+# ---- drafts -------------------------------------------------------------------------------------
+
+
+def decoding(steps: Steps, *num_tokens: int) -> list[Sequence]:
+    """Sequences whose prompts are computed."""
+    sequences = [steps.add(f"s{number}", count) for number, count in enumerate(num_tokens)]
+    while any(sequence.num_output_tokens == 0 for sequence in sequences):
+        steps.step()
+    return sequences
+
+
+def drafted(steps: Steps, *sequences: Sequence, length: int = 9) -> list[int]:
+    """How many tokens of each one's draft are in the next step."""
+    for sequence in sequences:
+        sequence.draft, sequence.draft_source = [7] * length, "ngram"
+    found = tokens_of(steps.schedule())
+    assert [found[one.request_id] for one in sequences] == [1 + len(one.draft) for one in sequences]
+    return [len(one.draft) for one in sequences]
+
+
+def test_drafts_share_a_steps_room_in_order() -> None:
+    steps = Steps(max_drafts=4)
+    assert drafted(steps, *decoding(steps, 3, 3), length=3) == [3, 1]
+    none = Steps(max_drafts=0)
+    assert drafted(none, *decoding(none, 3)) == [0]
+
+
+def test_a_draft_leaves_a_token_of_the_budget_to_each_behind_it() -> None:
+    steps = Steps(budget=8, max_drafts=20)
+    assert drafted(steps, *decoding(steps, 2, 2, 2)) == [5, 0, 0]
+
+
+def test_a_draft_takes_blocks_only_where_each_running_sequence_has_one_to_spare() -> None:
+    for num_blocks, expected in ((2, 0), (3, 3), (4, 7), (5, 9)):
+        steps = Steps(num_blocks=num_blocks, max_drafts=20)
+        assert drafted(steps, *decoding(steps, 4)) == [expected], num_blocks
+    steps = Steps(num_blocks=6, max_drafts=20)
+    assert drafted(steps, *decoding(steps, 4, 4)) == [7, 0]
+
+
+def test_tokens_of_a_draft_that_were_rejected_are_not_computed() -> None:
+    steps = Steps(max_drafts=20, prefix_caching=True)
+    (sequence,) = decoding(steps, 3)
+    sequence.draft, sequence.draft_source = [7] * 9, "ngram"
+    step = steps.schedule()
+    assert (sequence.num_computed_tokens, len(sequence.block_table)) == (13, 4)
+    sequence.num_drafter_tokens = 11
+    steps.scheduler.give_back(sequence, 0)
+    assert sequence.num_computed_tokens == 13
+    steps.scheduler.give_back(sequence, 8)
+    assert (sequence.num_computed_tokens, sequence.num_drafter_tokens, len(sequence.block_table)) == (5, 5, 2)
+    sequence.token_ids.extend([7, 1])
+    steps.scheduler.publish(step)
+    assert sequence.num_published_blocks == 1
+    steps.scheduler.finish(sequence, "stop")
+    steps.scheduler.give_back(sequence, 3)
+    assert sequence.num_computed_tokens == 5, "it has no blocks any more"
+
+
+# ---- rows of one token --------------------------------------------------------------------------
+
+
+def test_tokens_behind_a_prompt_are_a_row_each_of_which_a_step_has_so_many() -> None:
+    steps = Steps(max_num_seqs=4, batch_invariant=True)
+
+    def add(name: str, num_prompt_tokens: int, num_output_tokens: int) -> Sequence:
+        sequence = steps.add(name, num_prompt_tokens)
+        sequence.prefill_end = num_prompt_tokens - 1
+        sequence.token_ids.extend([1] * num_output_tokens)
+        return sequence
+
+    add("a", 10, 3)
+    add("b", 10, 3)
+    add("c", 10, 0)
+    assert steps.step() == {"a": 13, "b": 11, "c": 10}, "four beside the first of each"
+    assert steps.step() == {"a": 1, "b": 2, "c": 1}
+    free = Steps(max_num_seqs=4)
+    free.add("d", 10).token_ids.extend([1] * 9)
+    assert free.step() == {"d": 19}
+
+
+# ---- admission ----------------------------------------------------------------------------------
+
+
+def test_a_step_starts_no_more_once_it_has_matched_so_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(prefix_caching=True)
+    first = steps.add("first", 16)
+    steps.step()
+    for name in "abcd":
+        steps.add(name, 16).token_ids = first.token_ids[:16]
+    monkeypatch.setattr(scheduler_module, "MAX_MATCHED_BLOCKS", 6)
+    assert list(steps.step()) == ["first", "a", "b"], "three of each"
+    assert list(steps.step()) == ["first", "a", "b", "c", "d"]
+
+
+def test_a_step_has_no_more_sequences_than_seats_and_tokens() -> None:
+    steps = Steps(max_num_seqs=2, budget=8)
+    for name in "abc":
+        steps.add(name, 3)
+    assert steps.step() == {"a": 3, "b": 3}
+    assert steps.scheduler.has_unfinished
+    few = Steps(budget=6)
+    sequences = [few.add(name, 3) for name in "abc"]
+    assert few.step() == {"a": 3, "b": 3}
+    stats = few.scheduler.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (2, 1, 2)
+    assert (stats.num_free_blocks, stats.num_cached_blocks) == (62, 0)
+    for sequence in sequences:
+        few.scheduler.finish(sequence, "stop")
+        assert sequence.finish_reason == "stop"
+    assert not few.scheduler.has_unfinished
+
+
+def test_times_and_cached_tokens_are_those_of_the_first_step() -> None:
+    steps = Steps()
+    sequence = steps.add("a", 3)
+    steps.step()
+    assert (sequence.first_scheduled_time, sequence.num_cached_tokens) == (1.0, 0)
+    steps.scheduler._preempt(sequence)
+    steps.scheduler.schedule(now=7.0)
+    assert (sequence.first_scheduled_time, sequence.num_preemptions) == (1.0, 1)
+
+
+def test_blocks_of_a_sequence_that_failed_are_not_found() -> None:
+    for reason, num_cached in (("stop", 2), ("error", 0)):
+        steps = Steps(prefix_caching=True)
+        sequence = steps.add("a", 8)
+        lane = sequence.lane
+        steps.step()
+        steps.scheduler.finish(sequence, cast(Any, reason))
+        assert len(steps.blocks.cached_blocks) == num_cached
+        assert not sequence.account.lanes, "an empty lane is compared with no other"
+        waiting = steps.add("b", 8)
+        assert waiting.lane is not lane
+        steps.scheduler.finish(waiting, "abort")
+        assert not waiting.account.lanes
+        assert len(steps.scheduler.waiting) == 0
+
+
+class Seats(AdapterSeats):
+    """Seats for the sequences named."""
+
+    def __init__(self, *may_run: str) -> None:
+        self.may_run = set(may_run)
+        self.log: list[str] = []
+
+    def begin_pass(self) -> None:
+        self.log.append("pass")
+
+    def can_run(self, sequence: Any) -> bool:
+        return sequence.request_id in self.may_run
+
+    def take(self, sequence: Any) -> None:
+        self.log.append(f"take {sequence.request_id}")
+
+    def give_back(self, sequence: Any) -> None:
+        self.log.append(f"give back {sequence.request_id}")
+
+    def take_loads(self) -> Any:
+        return [(len(self.log), None)]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_sequence_whose_adapter_has_no_slot_lets_others_pass(is_shared: bool) -> None:
+    seats = Seats("b", "c")
+    steps = Steps(max_num_seqs=2, adapters=seats)
+    sequences = {name: steps.add(name, 2) for name in "abcd"}
+    if is_shared:
+        sequences["e"] = steps.add("e", 2, account=LIGHT)
+    step = steps.schedule()
+    assert list(tokens_of(step)) == ["b", "c"]
+    assert seats.log == (["pass"] * (1 + 2 * is_shared) + ["take b", "take c"])
+    assert cast(Any, step.batch.adapter_loads) == [(len(seats.log), None)]
+    steps.complete(step)
+    seats.log.clear()
+    steps.scheduler.finish(sequences["b"], "stop")
+    assert seats.log == ["give back b"]
+    seats.may_run = {"a", "d"}
+    assert list(steps.step()) == ["c", "a"]
+
+
+# ---- several accounts ---------------------------------------------------------------------------
+
+
+def test_an_account_is_charged_for_its_tokens_by_its_weight() -> None:
+    steps = Steps()
+    alone = steps.add("alone", 10)
+    steps.step()
+    assert alone.account.service == 11.0
+    steps.step()
+    assert alone.account.service == 13.0
+    other = steps.add("other", 6, account=AccountRef(5, weight=2.0), logprobs=1)
+    assert other.account.service == 13.0
+    steps.step()
+    assert (alone.account.service, other.account.service) == (15.0, 13.0 + (6 + 2) / 2)
+    steps.step()
+    assert (alone.account.service, other.account.service) == (17.0, 17.0 + (1 + 2) / 2)
+
+
+def test_rows_of_scored_prompts_are_charged() -> None:
+    steps = Steps()
+    scored = steps.add("scored", 10, prompt_logprobs=0)
+    steps.step()
+    assert scored.account.service == 10 + 1 + 2 * 9
+
+
+def test_what_was_computed_before_a_preemption_is_not_charged_again() -> None:
+    steps = Steps()
+    sequence, other = steps.add("a", 10), steps.add("b", 10, account=LIGHT)
+    steps.step()
+    before = sequence.account.service
+    steps.scheduler._preempt(sequence)
+    assert sequence.num_charged_tokens == 10
+    assert steps.step()["a"] == 11
+    assert sequence.account.service == before + 1 + 1, "one new token, and one that is sampled"
+    steps.step()
+    assert sequence.account.service == before + 4
+    assert other.account.service == before + 4
+
+
+def test_a_waiting_prompt_has_its_tokens_kept_by_those_that_go_after_it() -> None:
+    for lead, expected in ((1.0, {"light": 10, "heavy": 6}), (0.0, {"heavy": 16}), (-1.0, {"heavy": 16})):
+        steps = Steps(budget=16)
+        heavy = steps.add("heavy", 60, account=HEAVY)
+        steps.step()
+        light = steps.add("light", 10, account=LIGHT)
+        heavy.account.service = 100.0
+        light.account.service = 100.0 - lead + 16.0
+        assert steps.step() == expected, f"{lead} ahead"
+
+
+def test_a_waiting_prompt_that_cannot_start_has_nothing_kept() -> None:
+    cases: list[tuple[dict[str, Any], int]] = [({"max_num_seqs": 2}, 10), ({"num_blocks": 24}, 72)]
+    for options, num_tokens in cases:
+        steps = Steps(budget=16, **options)
+        short, _ = steps.add("short", 2, account=HEAVY), steps.add("long", 60, account=HEAVY)
+        assert steps.step() == {"short": 2, "long": 14}
+        light = steps.add("light", num_tokens, account=LIGHT)
+        light.num_preemptions = 1
+        short.account.service = 100.0
+        light.account.service = 0.0
+        assert steps.step() == {"short": 1, "long": 15}, options
+
+
+def test_a_long_waiting_prompt_has_a_whole_step_kept() -> None:
+    steps = Steps(budget=16)
+    heavy = steps.add("heavy", 60, account=HEAVY)
+    steps.step()
+    light = steps.add("light", 40, account=LIGHT)
+    heavy.account.service = 100.0
+    light.account.service = 0.0
+    assert steps.step() == {"light": 16}
+
+
+def test_a_new_accounts_sequence_takes_a_seat_and_its_account_pays_for_it() -> None:
+    steps = Steps(max_num_seqs=2)
+    heavy = [steps.add(f"heavy{number}", 10, account=HEAVY) for number in range(2)]
+    steps.step()
+    light = steps.add("light", 4, account=LIGHT)
+    step = steps.schedule()
+    assert step.preempted == [heavy[1]]
+    assert heavy[1].displaced_by is light.account
+    assert set(tokens_of(step)) == {"heavy0", "light"}
+    steps.complete(step)
+    steps.scheduler.finish(light, "stop")
+    before = light.account.service
+    assert steps.step()["heavy1"] == 11
+    assert light.account.service == before + 10, "what is computed again because of it"
+    assert heavy[1].displaced_by is None
+
+
+def test_a_new_accounts_sequence_takes_as_many_blocks_as_it_needs() -> None:
+    steps = Steps(num_blocks=15)
+    heavy = [steps.add(f"heavy{number}", 12, account=HEAVY) for number in range(4)]
+    steps.step()
+    light = steps.add("light", 16, account=LIGHT)
+    step = steps.schedule()
+    assert step.preempted == [heavy[3], heavy[2]]
+    assert list(step.admitted) == [light]
+
+
+def test_running_sequences_are_in_order_again_once_one_account_is_left() -> None:
+    steps = Steps()
+    kept = [steps.add(f"a{number}", 2, account=HEAVY) for number in range(2)]
+    late = steps.add("a2", 2, account=HEAVY)
+    steps.scheduler.waiting.remove(late)
+    others = [steps.add(f"b{number}", 2, account=LIGHT) for number in range(3)]
+    steps.step()
+    kept[0].account.service = others[0].account.service + 1
+    steps.scheduler.waiting.enqueue(late)
+    assert list(steps.step()) == ["b0", "b1", "b2", "a0", "a1", "a2"]
+    for other in others:
+        steps.scheduler.finish(other, "stop")
+        steps.scheduler.accounts.close(other.account)
+    assert list(steps.step()) == ["a0", "a1", "a2"]
+
+
+def test_a_sequence_that_was_preempted_waits_for_the_next_step_and_others_start() -> None:
+    steps = Steps(num_blocks=10)
+    heavy = [steps.add(f"heavy{number}", 15, account=HEAVY) for number in range(2)]
+    for _ in range(6):
+        steps.step()
+    light = steps.add("light", 4, account=LIGHT)
+    heavy[0].account.service, light.account.service = 0.0, 1000.0
+    step = steps.schedule()
+    assert step.preempted == [heavy[1]]
+    assert list(tokens_of(step)) == ["heavy0", "light"], "the one in front of it waits"
+    assert list(steps.scheduler.waiting) == [heavy[1]]
