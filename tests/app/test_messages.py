@@ -351,6 +351,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("thinking", {"type": "enabled", "budget_tokens": -1}, "thinking.budget_tokens"),
     ("thinking", {"type": "sometimes"}, "thinking.type"),
     ("container", "c", "container"),
+    ("thread", {"type": "continue", "previous_message_id": "msg_0"}, "thread"),  # without it there is no history
+    ("compaction", {"type": "enabled"}, "compaction"),
     ("mcp_servers", [{}], "mcp_servers"),
     ("output_config", {"effort": "some"}, "output_config.effort"),
 ]

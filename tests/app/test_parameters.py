@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
+from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
 from tessera.app.ollama.schema import OllamaChatRequest
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.schema import CompletionRequest
@@ -82,6 +87,40 @@ def test_whole_floats_are_integers() -> None:
         with pytest.raises(InvalidRequestError, match=r"^max_tokens must be") as refused:
             parse_request(CompletionRequest, {**needed, "max_tokens": wrong})
         assert len(refused.value.message) < 400
+
+
+OPENAI, ANTHROPIC = openai.OpenAI(api_key="x"), anthropic.Anthropic(api_key="x")
+# Of the client itself, headers, who pays, and caching, which is automatic.
+NOT_IN_BODIES = {
+    "self",
+    "extra_headers",
+    "extra_query",
+    "extra_body",
+    "timeout",
+    "betas",
+    "user_profile_id",
+    "workspace_id",
+}
+WITHOUT_MEANING = {"billing_policy", "cache_control", "fallback_credit_token"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        (OPENAI.chat.completions.create, ChatCompletionRequest),
+        (OPENAI.completions.create, CompletionRequest),
+        (OPENAI.embeddings.create, EmbeddingRequest),
+        (OPENAI.responses.create, ResponsesRequest),
+        (ANTHROPIC.messages.create, MessagesRequest),
+        (ANTHROPIC.beta.messages.create, MessagesRequest),
+        (ANTHROPIC.messages.count_tokens, MessagesPrompt),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_every_parameter_of_the_sdks_is_known(method: Callable[..., Any], model: type[RequestModel]) -> None:
+    """One that changes the meaning of a request must not be ignored."""
+    known = model.model_fields.keys() | model.refused.keys() | model.hints.keys()
+    assert inspect.signature(method).parameters.keys() - NOT_IN_BODIES - WITHOUT_MEANING <= known
 
 
 @pytest.mark.parametrize("model", KNOWN, ids=lambda model: model.__name__)

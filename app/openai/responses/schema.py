@@ -119,6 +119,7 @@ class ResponsesRequest(SamplingFields):
     }
     hints: ClassVar[FieldValues] = {
         "access_programs": (),
+        "background_options": ({"completion_window": "soonest"},),
         "context_management": ([],),
         "mm_processor_kwargs": ({},),
         "moderation": (),
