@@ -209,9 +209,4 @@ class ResponsesRequest(SamplingFields):
             raise InvalidRequestError(
                 "conversation and previous_response_id cannot both be given.", param="previous_response_id"
             )
-        if self.tools and not self.offered_tools.functions and self.tool_choice and self.tool_choice.choice.forced:
-            raise InvalidRequestError(
-                "tool_choice demands a call, but this server has no hosted tools, and tools has no others.",
-                param="tool_choice",
-            )
         check_readable(self.input)
