@@ -246,7 +246,7 @@ def test_the_end_waits_for_what_has_begun_and_not_for_what_waits(tmp_path: Path)
         begun.set()
         return may_end.wait(10)
 
-    async def use() -> list[object]:
+    async def use() -> tuple[object, object]:
         store = Store(tmp_path)
         first = asyncio.ensure_future(store.transact(hold))
         await asyncio.to_thread(begun.wait, 10)
