@@ -140,7 +140,7 @@ def drafted(steps: Steps, *sequences: Sequence, length: int = 9) -> list[int]:
 def test_drafts_share_a_steps_room_in_order() -> None:
     steps = Steps(max_drafts=4)
     assert drafted(steps, *decoding(steps, 3, 3), length=3) == [3, 1]
-    none = Steps(max_drafts=0)
+    none = Steps()
     assert drafted(none, *decoding(none, 3)) == [0]
 
 
