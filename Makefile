@@ -4,7 +4,7 @@ BIN := .venv/bin
 MODEL ?=
 ARGS ?=
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
-RANDOMISED := tests/engine/test_core_simulation.py tests/engine/gguf/test_gguf_mutations.py tests/app/test_schemathesis.py
+RANDOMISED := tests/engine/test_core_simulation.py tests/engine/speculation/test_same_tokens.py tests/engine/gguf/test_gguf_mutations.py tests/app/test_schemathesis.py
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients/%/.installed,\
 	$(wildcard tests/clients/requirements/*.txt))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tessera.app.ollama.schema import OllamaChatRequest
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
@@ -66,6 +67,21 @@ def test_a_known_parameter_is_not_ignored(model: type[RequestModel], name: str) 
     assert name in refused.value.message
     if name not in NEEDED[model]:
         parse_request(model, {**NEEDED[model], name: None})
+
+
+def test_whole_floats_are_integers() -> None:
+    """As libraries write them whose numbers are all floats."""
+    needed = NEEDED[CompletionRequest]
+    found = parse_request(CompletionRequest, {**needed, "max_tokens": 5.0, "stop_token_ids": [7.0, 8, 9.0], "seed": 2})
+    assert isinstance(found, CompletionRequest)
+    assert repr((found.max_tokens, found.stop_token_ids, found.seed)) == "(5, (7, 8, 9), 2)"
+    options = parse_request(OllamaChatRequest, {"model": "m", "messages": [], "options": {"num_predict": 5.0}}).options
+    assert options is not None
+    assert repr(options.num_predict) == "5"
+    for wrong in (5.5, "5.0", True, -1.0, 1e300):
+        with pytest.raises(InvalidRequestError, match=r"^max_tokens must be") as refused:
+            parse_request(CompletionRequest, {**needed, "max_tokens": wrong})
+        assert len(refused.value.message) < 400
 
 
 @pytest.mark.parametrize("model", KNOWN, ids=lambda model: model.__name__)

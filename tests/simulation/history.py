@@ -7,7 +7,8 @@ import contextlib
 import gc
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +17,22 @@ from typing import Any, cast
 from tessera.app.generate import generation
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import EngineInfo
-from tessera.engine.contract.speculation.settings import FOLDER_METHODS, MODEL_METHODS
 from tessera.engine.ipc import client, heartbeat, process, supervisor
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState
 from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.speculation import suffixes
+from tests.simulation.drafts import Drafts, draw_drafts
 from tests.simulation.invariants import check_quiet
-from tests.simulation.processes import RUN_DIR, Heart, SimulatedSupervisor, engine_info
+from tests.simulation.processes import (
+    RUN_DIR,
+    Heart,
+    SimulatedEngine,
+    SimulatedSupervisor,
+    echoed_token,
+    engine_info,
+    hashed_token,
+)
 from tests.simulation.requests import Plan, SimulatedRequest, expected_answer, make_plan
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.wire import Wire
@@ -84,27 +94,18 @@ class World:
     asynchronous: bool
     info: EngineInfo
     tiers: Tiers | None
+    drafts: Drafts | None
+
+    def say(self, context: Sequence[int]) -> int:
+        """The model's token after a context; -1 for logits that are not finite."""
+        return echoed_token(context) if self.drafts is not None and self.drafts.echoes else hashed_token(context)
 
     @property
     def context(self) -> int:
         return min(self.max_model_len, self.num_blocks * self.config.block_size)
 
 
-def draw_speculation(rng: random.Random) -> dict[str, Any]:
-    """Settings of drafts, in a third of the worlds."""
-    if rng.random() < 0.67:
-        return {}
-    method = rng.choice(("ngram", "suffix", *MODEL_METHODS))
-    model = "simulated" if method in FOLDER_METHODS else None
-    return {
-        "speculation": rng.choice(("on", "on", "auto")),
-        "speculative_method": method,
-        "speculative_model": model,
-        "prompt_lookup_min": 1,
-    }
-
-
-def make_world(rng: random.Random, tiers: Tiers | None, speculation: dict[str, Any]) -> World:
+def make_world(rng: random.Random, tiers: Tiers | None, drafts: Drafts | None) -> World:
     max_num_seqs = rng.randint(1, 6)
     config = EngineConfig(
         model="simulated",
@@ -113,7 +114,7 @@ def make_world(rng: random.Random, tiers: Tiers | None, speculation: dict[str, A
         max_queue_len=rng.choice((2, 10, 100)),
         block_size=cast(Any, 4 if tiers is not None else 8),  # smaller than a model may have
         prefix_caching=rng.random() < 0.8,
-        **speculation,
+        **(drafts.settings if drafts is not None else {}),
     )
     num_blocks = rng.randint(3, 16)
     return World(
@@ -124,22 +125,25 @@ def make_world(rng: random.Random, tiers: Tiers | None, speculation: dict[str, A
         asynchronous=rng.random() < 0.5,
         info=engine_info(config, MAX_MODEL_LEN, num_blocks),
         tiers=tiers,
+        drafts=drafts,
     )
 
 
 class History:
     """Runs the history of one seed; `run` raises what was found wrong, and returns a digest of all events."""
 
-    def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, seed: int, tell: Callable[[str], None] | None = None, *, drafts: bool = False) -> None:
+        """With `drafts` tokens are drafted whatever the seed says."""
         self.rng = random.Random(seed)
         self.loop = VirtualLoop()
         self.loop.set_exception_handler(self._on_fault)
         self._fault: BaseException | None = None
         self.wire = Wire(self.loop, self.rng)
-        tiers, speculation = (random.Random(f"{part} of {seed}") for part in ("tiers", "drafts"))
-        self.world = make_world(self.rng, draw_tiers(tiers), draw_speculation(speculation))
+        tiers, drafting = (random.Random(f"{part} of {seed}") for part in ("tiers", "drafts"))
+        self.world = make_world(self.rng, draw_tiers(tiers), draw_drafts(drafting, MAX_MODEL_LEN, always=drafts))
         self.run_dir = Path(RUN_DIR)
         self.clients: list[EngineClient] = []
+        self.engines: list[SimulatedEngine] = []
         self.had_faults = False
         self.digest = 0
         self.num_events = 0
@@ -193,6 +197,16 @@ class History:
             task.cancel()
         with contextlib.suppress(AssertionError):  # what was wrong may go on until the loop gives up
             self.loop.run_until_complete(asyncio.sleep(DROP_SECONDS))
+
+    def count_drafts(self) -> Counter[tuple[str, str]]:
+        """Draft tokens, accepted and rejected, by their source."""
+        found: Counter[tuple[str, str]] = Counter()
+        for core in [engine.core for engine in self.engines if engine.core is not None]:
+            by_source = core.metrics.speculator.by_source if core.metrics.speculator is not None else {}
+            for source, counts in by_source.items():
+                found[source, "accepted"] += counts.num_accepted
+                found[source, "rejected"] += counts.num_tokens - counts.num_accepted
+        return found
 
     def step_seconds(self) -> float:
         return self.rng.random() * (1.0 if self.slow_steps else 0.02)
@@ -263,7 +277,7 @@ class History:
             )
             request = SimulatedRequest(self, plan)
             await asyncio.wait_for(request.run(), RECOVERY)
-            if expected_answer(plan, world.context)[1] != "error":
+            if expected_answer(plan, world)[1] != "error":
                 assert request.outcome == "completed", (request.outcome, request.error)
         await asyncio.sleep(SETTLED)
         core = self.supervisor.engines[-1].core
@@ -346,6 +360,7 @@ def simulated_modules(history: History) -> Iterator[None]:
     now = history.loop.time
     clock = SimpleNamespace(monotonic=now, perf_counter=now, time=now)
     wire: Any = history.wire.module()
+    drafts = history.world.drafts
     replaced: list[tuple[Any, str, Any]] = []
     for module, names in (
         (client, {"zmq": wire, "time": clock}),
@@ -353,6 +368,7 @@ def simulated_modules(history: History) -> Iterator[None]:
         (process, {"zmq": wire, "time": clock, "HeartbeatSender": Heart}),
         (supervisor, {"zmq": wire, "time": clock}),
         (generation, {"time": clock}),
+        (suffixes, {"MAX_AT_ONCE": drafts.most_indexed} if drafts is not None else {}),
     ):
         for name, value in names.items():
             replaced.append((module, name, getattr(module, name)))

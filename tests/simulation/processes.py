@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +52,20 @@ def extend(state: int, token_ids: Iterable[int]) -> int:
 
 
 def token_after(state: int) -> int:
-    """What the model says after a context; -1 for logits that are not finite."""
+    """The model's token after a context with this hash; -1 for logits that are not finite."""
     return -1 if state % 401 == 7 else state % VOCAB_SIZE
+
+
+def hashed_token(context: Sequence[int]) -> int:
+    return token_after(extend(0, context))
+
+
+def echoed_token(context: Sequence[int]) -> int:
+    """Of a model that mostly repeats itself."""
+    state = extend(0, context)
+    if state % 401 == 7 or state % 10 == 0:
+        return token_after(state)
+    return extend(0, (context[-1] % 5, len(context) // 9)) % 12 + 1
 
 
 class HashingRunner:
@@ -82,11 +94,13 @@ class HashingRunner:
 
 
 class RememberingRunner(FakeRunner):
-    """Says the same, of what it reads from its KV cache, so that a block in the wrong place changes its tokens."""
+    """Its next token follows from what it reads in its KV cache, so that a block in the wrong place changes tokens."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, asynchronous: bool) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, say: Callable[[Sequence[int]], int], *, asynchronous: bool
+    ) -> None:
         super().__init__(num_blocks, block_size, asynchronous=asynchronous)
-        self.say = lambda context: token_after(extend(0, context.tolist())) if context.min() >= 0 else -1
+        self.say = lambda context: say(context.tolist()) if context.min() >= 0 else -1
 
 
 class SimulatedSleeper:
@@ -141,6 +155,7 @@ class SimulatedEngine:
 
     def __init__(self, history: History) -> None:
         self._history = history
+        history.engines.append(self)
         self._loop = history.loop
         self.exit_code: int | None = None
         self.is_stopped = False
@@ -210,15 +225,17 @@ class SimulatedEngine:
         runner: HashingRunner | RememberingRunner = HashingRunner(asynchronous=world.asynchronous)
         tiers = None
         if world.tiers is not None or world.config.speculation != "off":
-            runner = RememberingRunner(world.num_blocks, world.config.block_size, asynchronous=world.asynchronous)
+            blocks = world.num_blocks, world.config.block_size
+            runner = RememberingRunner(*blocks, world.say, asynchronous=world.asynchronous)
             runner.num_slots = world.config.max_num_seqs
             if world.tiers is not None:
                 tiers = world.tiers.make(history.rng, runner, self._loop.time)
         limits = None
         settings = world.config.speculation_settings
-        if settings is not None and settings.uses_model:
-            limits = fake_limits(settings.method, settings.num_tokens, world.max_model_len)
+        if world.drafts is not None and settings is not None and settings.uses_model:
+            limits = fake_limits(settings.method, settings.num_tokens, world.drafts.longest_text)
             assert isinstance(runner, RememberingRunner)
+            runner.drafts.num_right = world.drafts.num_right
             runner.drafts.shift, runner.drafts.rereads = limits.shift, limits.rereads
         self.core = EngineCore(
             world.config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineUnavailableError, RequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import EngineClient
-from tests.simulation.processes import EOS, VOCAB_SIZE, extend, token_after
+from tests.simulation.drafts import make_prediction
+from tests.simulation.processes import EOS, VOCAB_SIZE
 
 if TYPE_CHECKING:
-    from tests.simulation.history import History
+    from tests.simulation.history import History, World
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SETTINGS = AppSettings(
@@ -83,17 +85,25 @@ def make_plan(rng: random.Random, number: int, at: float, num_apps: int, prefixe
     )
 
 
-def expected_answer(plan: Plan, context: int) -> tuple[str, str]:
+def expected_tokens(plan: Plan, world: World) -> Iterator[int]:
+    """Of each choice, up to its end token or -1; what stops do is left out."""
+    context = list(plan.prompt)
+    for _ in range(min(plan.max_tokens, world.context - len(plan.prompt))):
+        token_id = world.say(context)
+        yield token_id
+        if token_id < 0 or token_id == EOS:
+            return
+        context.append(token_id)
+
+
+def expected_answer(plan: Plan, world: World) -> tuple[str, str]:
     """The text of each choice and its finish reason, which is `error` for logits that are not finite."""
-    state = extend(0, plan.prompt)
     text = ""
-    for _ in range(min(plan.max_tokens, context - len(plan.prompt))):
-        token_id = token_after(state)
+    for token_id in expected_tokens(plan, world):
         if token_id < 0:
             return text, "error"
         if token_id == EOS:
             return text, "stop"
-        state = extend(state, (token_id,))
         text += letter(token_id)
         places = [(text.find(stop), -len(stop)) for stop in plan.stops if stop in text]
         if places:
@@ -159,7 +169,12 @@ class SimulatedRequest:
 
     def _submit(self, client: EngineClient) -> Generation:
         plan = self.plan
+        world = self.history.world
         params = SamplingParams(max_tokens=plan.max_tokens)
+        prediction = None
+        if world.drafts is not None:
+            answer = [token_id for token_id in expected_tokens(plan, world) if token_id >= 0]
+            prediction = make_prediction(self.history.rng, answer)
         options = TextOptions(stops=plan.stops)
         choices = [Choice(index, Letters(), options) for index in range(plan.num_choices)]
         streams = client.submit_all(
@@ -167,6 +182,7 @@ class SimulatedRequest:
             priority=plan.priority,
             cache_salt=plan.cache_salt,
             num_choices=plan.num_choices,
+            prediction=array("i", prediction) if prediction is not None else None,
         )
         return Generation(choices, streams, len(plan.prompt), plan.num_choices)
 
@@ -233,7 +249,7 @@ class SimulatedRequest:
         assert self.outcome is None, "a request ends once"
         self.outcome = outcome
         self.history.note("request", self.plan.number, outcome)
-        text, reason = expected_answer(self.plan, self.history.world.context)
+        text, reason = expected_answer(self.plan, self.history.world)
         for completion in self.completions:
             assert text.startswith(completion.text), (completion.text, text)
             if outcome == "completed":

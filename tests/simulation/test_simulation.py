@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from tessera.app.generate.generation import Generation
+from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.scheduler import Scheduler
@@ -20,6 +22,8 @@ from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.process import EngineProcess
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.speculation.draft_keys import DraftKeys
+from tessera.engine.speculation.verification import VerifiedDraft
 from tests.simulation.history import DROP_SECONDS, History
 from tests.simulation.virtual_loop import START
 from tests.simulation.wire import Socket
@@ -156,9 +160,53 @@ def test_the_simulation_notices_a_server_that(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
+    assert some_history_fails(drafts=False)
+
+
+def some_history_fails(*, drafts: bool) -> bool:
     for seed in range(MOST_SEEDS):
         try:
-            History(seed).run()
+            History(seed, drafts=drafts).run()
         except Exception:
-            return
-    raise AssertionError(f"{MOST_SEEDS} histories did not show it")
+            return True
+    return False
+
+
+def accepts_every_draft(self: Any, sampled: Any) -> int:
+    return len(self.tokens)
+
+
+def keeps_rejected_tokens(self: Any, sequence: Any, num_rejected: int) -> None:
+    pass
+
+
+def believes_in_blocks_of_others(self: Any, block: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (VerifiedDraft, "count_accepted", accepts_every_draft),
+        (Scheduler, "give_back", keeps_rejected_tokens),
+        (DraftKeys, "forget_block", believes_in_blocks_of_others),
+    ],
+    ids=lambda part: part if isinstance(part, str) else getattr(part, "__name__", ""),
+)
+def test_the_simulation_notices_drafts_that(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, broken: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    assert some_history_fails(drafts=True)
+
+
+def test_drafts_of_histories_are_right_wrong_and_late() -> None:
+    found: Counter[tuple[str, str]] = Counter()
+    for seed in range(30):
+        history = History(seed, drafts=True)
+        history.run()
+        found.update(history.count_drafts())
+    print(found)
+    for source in ("ngram", "suffix", "prediction", *MODEL_METHODS):
+        assert found[source, "accepted"] > 0, source
+        assert found[source, "rejected"] > 0, source

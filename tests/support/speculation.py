@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tessera.app.generate.generation import Choice, TextOptions
+from tessera.app.text.detokenizer import Detokenizer
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
+from tessera.engine.core.step_batch import StepBatch, TokenMask
 from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.drafters.make import make_drafter
+from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
-from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.runner.model_runner import ModelRunner, RunningStep
 from tessera.engine.tensor import CPU
 from tests.support.token_ids import token_ids
 
@@ -31,21 +36,63 @@ METHODS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Asked:
-    """A request of one sequence."""
+    """A request of one sequence, whose text ends at the first of `stops`."""
 
     prompt: list[int]
     params: SamplingParams
     prediction: list[int] | None = None
     adapter: str = ""
+    stops: tuple[str, ...] = ()
 
 
 @dataclass
 class Told:
-    """What it got."""
+    """What it got: from the engine, and as `text`, where texts are made.
+
+    Attributes:
+        text_ids: tokens of the text.
+        text_offsets: where each token with a log-probability begins in it.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
     last: RequestOutput | None = None
+    choice: Choice | None = None
+    text: str = ""
+    text_ids: list[int] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+
+    def note_output(self, output: RequestOutput) -> bool:
+        """-> whether the text has ended, and the engine has not."""
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or []
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.last = output
+        if self.choice is None:
+            return False
+        delta = self.choice.advance(output)
+        if delta is not None:
+            self.text += delta.text
+            self.text_ids += delta.token_ids
+            self.text_offsets += [entry.text_offset for entry in delta.entries]
+        return self.choice.finish_reason is not None and output.finish_reason is None
+
+
+class RunsAhead:
+    """Takes a step before the result of the one before, as a GPU's runner does."""
+
+    asynchronous = True
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self.full_sizes = runner.full_sizes
+
+    def start(self, batch: StepBatch) -> RunningStep:
+        return self._runner.start(batch)
+
+    def sample(self, running: RunningStep, mask: TokenMask | None) -> None:
+        self._runner.sample(running, mask)
 
 
 def make_runner(folder: Path, **settings: Any) -> ModelRunner:
@@ -61,28 +108,53 @@ def make_config(folder: Path, **settings: Any) -> EngineConfig:
     return EngineConfig(model=str(folder), **{**limits, **settings})
 
 
-def make_core(folder: Path, runner: ModelRunner | None = None, **settings: Any) -> EngineCore:
+def make_core(
+    folder: Path,
+    runner: ModelRunner | None = None,
+    *,
+    grammars: GrammarCompiler | None = None,
+    ahead: bool = False,
+    **settings: Any,
+) -> EngineCore:
     """An engine on the CPU; `runner`: one that was made with settings as large, and with as many sequences where it
     has a draft model."""
     config = make_config(folder, **settings)
     runner = make_runner(folder, **settings) if runner is None else runner
     drafter, drafts = runner.drafter, config.speculation_settings
     assert drafter is None or isinstance(drafter, DraftModel)
+    limits = None
+    if drafter is not None and drafts is not None and drafts.uses_model:
+        limits = drafter.limits
+        if drafts.reads_states:  # the runner may have been made for more tokens
+            limits = replace(limits, caught_up=1 + drafts.num_tokens)
     return EngineCore(
         config.with_device_defaults("cpu"),
-        runner,
+        RunsAhead(runner) if ahead else runner,
         vocab_size=runner.model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=config.num_kv_blocks or runner.num_kv_blocks,
         eos_token_ids=runner.model.eos_token_ids,
         short_rope_len=runner.short_rope_len,
-        draft_limits=drafter.limits if drafter is not None and drafts is not None and drafts.uses_model else None,
+        grammars=grammars,
+        draft_limits=limits,
     )
 
 
-def ask_all(core: EngineCore, requests: list[Asked], *, at_once: int = 100) -> list[Told]:
-    """The answers, the first `at_once` requests being sent together and the others one in each step."""
+def ask_all(
+    core: EngineCore,
+    requests: list[Asked],
+    *,
+    at_once: int = 100,
+    detokenizer: Callable[[], Detokenizer] | None = None,
+) -> list[Told]:
+    """The answers, the first `at_once` requests being sent together and the others one in each step; with texts where
+    there are detokenizers."""
     told = {str(number): Told() for number in range(len(requests))}
+    if detokenizer is not None:
+        for asked, each in zip(requests, told.values(), strict=True):
+            params = asked.params
+            options = TextOptions(asked.stops, False, params.min_tokens, params.logprobs is not None)
+            each.choice = Choice(0, detokenizer(), options)
     waiting = list(enumerate(requests))
     while waiting or core.has_work:
         for number, asked in waiting[:at_once]:
@@ -99,9 +171,8 @@ def ask_all(core: EngineCore, requests: list[Asked], *, at_once: int = 100) -> l
         del waiting[:at_once]
         at_once = 1
         for output in core.step().get(CLIENT, []):
-            told[output.request_id].token_ids += output.token_ids
-            told[output.request_id].logprobs += output.logprobs or []
-            told[output.request_id].last = output
+            if told[output.request_id].note_output(output):
+                core.abort([output.request_id], CLIENT)
     return list(told.values())
 
 
@@ -112,7 +183,7 @@ def predicted(asked: list[Asked], expected: list[Told]) -> list[Asked]:
         prediction = list(told.token_ids)
         for place in range(3 + number, len(prediction), 8):
             prediction[place : place + 1] = [[], [3], [3, 4]][place % 3]
-        found.append(Asked(each.prompt, each.params, prediction if number % 4 else None))
+        found.append(replace(each, prediction=prediction if number % 4 else None))
     return found
 
 
@@ -152,11 +223,29 @@ def varied_requests(vocab_size: int, max_tokens: int) -> list[Asked]:
 
 def assert_same(told: list[Told], expected: list[Told]) -> None:
     for one, other in zip(told, expected, strict=True):
+        if one.choice is not None and one.choice.stop_string is not None:
+            assert_same_texts(one, other)
+            continue
         assert one.token_ids == other.token_ids
         assert one.last is not None
         assert other.last is not None
         assert (one.last.finish_reason, one.last.stop_token_id) == (other.last.finish_reason, other.last.stop_token_id)
-        assert [each.token_id for each in one.logprobs] == [each.token_id for each in other.logprobs]
-        for left, right in zip(one.logprobs, other.logprobs, strict=True):
-            assert left.logprob == pytest.approx(right.logprob, abs=1e-3)
-            assert len(left.top_token_ids) == len(right.top_token_ids)
+        assert_same_logprobs(one.logprobs, other.logprobs)
+        assert_same_logprobs(one.prompt_logprobs or [], other.prompt_logprobs or [])
+        assert_same_texts(one, other)
+
+
+def assert_same_texts(one: Told, other: Told) -> None:
+    """Behind a stop string the engine may have said more."""
+    if one.choice is None or other.choice is None:
+        return
+    assert (one.text, one.text_ids, one.text_offsets) == (other.text, other.text_ids, other.text_offsets)
+    assert one.choice.stop_string == other.choice.stop_string
+    assert (one.choice.finish_reason, one.choice.num_tokens) == (other.choice.finish_reason, other.choice.num_tokens)
+
+
+def assert_same_logprobs(some: list[TokenLogprobs], others: list[TokenLogprobs]) -> None:
+    assert [each.token_id for each in some] == [each.token_id for each in others]
+    for one, other in zip(some, others, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert len(one.top_token_ids) == len(other.top_token_ids)

@@ -36,6 +36,8 @@ SEALED_INCLUDED = "reasoning.encrypted_content"
 
 
 def _as_items(value: Any) -> Any:
+    if type(value) not in (str, list):
+        raise wrong("must be a string or a list of items")
     return [{"role": "user", "content": value}] if type(value) is str else value
 
 

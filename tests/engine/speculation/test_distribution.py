@@ -26,7 +26,7 @@ from tests.support.token_ids import token_ids
 Array: TypeAlias = np.ndarray[Any, Any]
 
 VOCAB_SIZE = 12
-NUM_SEQS = 50
+SEQS_OF_SETTINGS = 40
 NUM_TOKENS = 50
 SEED = 20261
 LOGITS = np.random.default_rng(SEED).normal(0.0, 2.0, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
@@ -37,7 +37,10 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.6, "top_k": 4},
     {"temperature": 1.0, "top_p": 0.8},
     {"temperature": 1.2, "min_p": 0.1},
+    {"temperature": 0.8, "top_n_sigma": 1.0},
+    {"temperature": 2.0, "top_n_sigma": 2.5, "min_p": 0.02, "top_k": 7, "top_p": 0.95},
 ]
+NUM_SEQS = SEQS_OF_SETTINGS * len(SETTINGS)
 
 
 class TableRunner:
@@ -67,10 +70,14 @@ class TableRunner:
         raise AssertionError("nothing is constrained")
 
 
-def probabilities(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.ndarray[Any, Any]:
+def probabilities(
+    temperature: float, top_n_sigma: float = 0.0, min_p: float = 0.0, top_k: int = 0, top_p: float = 1.0
+) -> np.ndarray[Any, Any]:
     """[before, token]"""
-    table = np.exp(LOGITS.astype(np.float64) / temperature)
-    table /= table.sum(axis=1, keepdims=True)
+    logits = LOGITS.astype(np.float64)
+    table = np.exp(logits / temperature)
+    if top_n_sigma:
+        table[logits < logits.max(axis=1, keepdims=True) - top_n_sigma * logits.std(axis=1, keepdims=True)] = 0.0
     for row in table:
         row[row < min_p * row.max()] = 0.0
         order = np.argsort(-row)
@@ -83,16 +90,22 @@ def probabilities(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p:
     return table
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", *MODEL_METHODS])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], method: str) -> None:
-    print(f"seeds {SEED} to {SEED + NUM_SEQS - 1}")
+def predict(number: int) -> list[int]:
+    """A text such as the sequence may have."""
+    rng, table, text = np.random.default_rng(number), probabilities(1.0), [number % VOCAB_SIZE]
+    while len(text) < 3 * NUM_TOKENS:
+        text.append(int(rng.choice(VOCAB_SIZE, p=table[text[-1]])))
+    return text[1:]
+
+
+def sample_texts(method: str) -> list[list[int]]:
+    """The first token and the completion of each sequence; settings take turns."""
     config = EngineConfig(
         model="table",
         max_num_seqs=NUM_SEQS,
-        max_num_batched_tokens=1024,
+        max_num_batched_tokens=4096,
         speculation="on",
-        speculative_method=method,  # type: ignore[arg-type]
+        speculative_method="ngram" if method == "prediction" else method,  # type: ignore[arg-type]
         speculative_model="table" if method in FOLDER_METHODS else None,
         prompt_lookup_min=1,
     )
@@ -101,30 +114,40 @@ def test_chosen_tokens_have_the_model_s_probabilities(settings: dict[str, Any], 
         TableRunner(),
         vocab_size=VOCAB_SIZE,
         max_model_len=256,
-        num_kv_blocks=2048,
+        num_kv_blocks=8192,
         eos_token_ids=[],
         draft_limits=fake_limits(method, None, 256) if method in MODEL_METHODS else None,
     )
-    texts: dict[str, list[int]] = {}
-    for number in range(NUM_SEQS):
-        texts[str(number)] = [number % VOCAB_SIZE]
-        params = SamplingParams(max_tokens=NUM_TOKENS, seed=SEED + number, **settings)
-        core.add_request(AddRequest(str(number), token_ids(texts[str(number)]), params, 0.0), b"client")
+    texts = [[number % VOCAB_SIZE] for number in range(NUM_SEQS)]
+    for number, text in enumerate(texts):
+        params = SamplingParams(max_tokens=NUM_TOKENS, seed=SEED + number, **SETTINGS[number % len(SETTINGS)])
+        prediction = token_ids(predict(number)) if method == "prediction" else None
+        request = AddRequest(str(number), token_ids(text), params, 0.0, prediction_token_ids=prediction)
+        core.add_request(request, b"client")
     while core.has_work:
         for output in core.step().get(b"client", []):
-            texts[output.request_id] += output.token_ids
+            texts[int(output.request_id)] += output.token_ids
     assert core.metrics.speculator is not None
-    assert core.metrics.speculator.num_accepted_tokens > 100
-    assert core.metrics.speculator.num_draft_tokens > 1.5 * core.metrics.speculator.num_accepted_tokens
+    counts = core.metrics.speculator.by_source[method]
+    assert counts.num_accepted > 500
+    assert counts.num_tokens > 1.5 * counts.num_accepted
+    return texts
 
-    counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
-    for text in texts.values():
-        np.add.at(counts, (text[:-1], text[1:]), 1)
-    expected = probabilities(**settings) * counts.sum(axis=1, keepdims=True)
-    assert not counts[expected == 0].any(), "a token that the filters exclude was chosen"
-    often = expected >= 5
-    statistic = float((np.square(counts - expected)[often] / expected[often]).sum())
-    freedom = int(often.sum()) - VOCAB_SIZE
-    # Wilson and Hilferty's approximation of the quantile for 4 standard deviations.
-    limit = freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
-    assert statistic < limit
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "prediction", *MODEL_METHODS])
+def test_chosen_tokens_have_the_model_s_probabilities(method: str) -> None:
+    print(f"seeds {SEED} to {SEED + NUM_SEQS - 1}")
+    texts = sample_texts(method)
+    for number, settings in enumerate(SETTINGS):
+        counts = np.zeros((VOCAB_SIZE, VOCAB_SIZE))
+        for text in texts[number :: len(SETTINGS)]:
+            np.add.at(counts, (text[:-1], text[1:]), 1)
+        expected = probabilities(**settings) * counts.sum(axis=1, keepdims=True)
+        assert not counts[expected == 0].any(), f"{settings}: a token that the filters exclude was chosen"
+        often = expected >= 5
+        statistic = float((np.square(counts - expected)[often] / expected[often]).sum())
+        freedom = int(often.sum()) - VOCAB_SIZE
+        # Wilson and Hilferty's approximation of the quantile for 4 standard deviations.
+        limit = freedom * (1 - 2 / (9 * freedom) + 4 * math.sqrt(2 / (9 * freedom))) ** 3
+        print(f"{settings}: {statistic:.1f} with {freedom} degrees of freedom, at most {limit:.1f}")
+        assert statistic < limit

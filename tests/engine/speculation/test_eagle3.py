@@ -25,12 +25,9 @@ from tessera.engine.tensor import CPU, Tensor
 from tests.support.speculation import (
     Asked,
     ask_all,
-    assert_same,
     make_core,
     make_runner,
-    num_drafted,
     repeated,
-    varied_requests,
 )
 from tests.support.tiny_eagle3 import reference_drafts, write_head
 from tests.support.tiny_models import TINY_MODELS, build
@@ -90,27 +87,6 @@ def test_its_drafts_are_those_of_its_definition(made: tuple[Path, Path, dict[str
         expected = reference_drafts(head, embedding.numpy(), together[: len(known) - 1], known, len(drafts))
         assert drafts == expected
     assert {token for _, drafts in found for token in drafts} <= set(head["tokens"].tolist())
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param({}, id="on"),
-        pytest.param({"speculation": "auto"}, id="auto"),
-        pytest.param({"num_kv_blocks": 14, "max_num_batched_tokens": 9}, id="preempted"),
-    ],
-)
-def test_the_tokens_are_those_without_drafts(
-    made: tuple[Path, Path, dict[str, Any], ModelRunner], changed: dict[str, Any]
-) -> None:
-    folder, head_folder, _, runner = made
-    asked = varied_requests(runner.model.vocab_size, 20)
-    expected = ask_all(make_core(folder, runner), asked)
-    core = make_core(folder, runner, **{**DRAFTING, "speculative_model": str(head_folder), **changed})
-    told = ask_all(core, asked, at_once=3)
-    assert_same(told, expected)
-    assert num_drafted(told) > (100 if core._speculator is not None and core._speculator.settings.always else 0)
-    assert core.stats().num_used_blocks == 0
 
 
 def test_features_have_a_part_of_the_memory(made: tuple[Path, Path, dict[str, Any], ModelRunner]) -> None:

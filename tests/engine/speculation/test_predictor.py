@@ -83,7 +83,6 @@ def test_its_drafts_are_those_of_its_definition(made: Callable[[str], Made], nam
 @pytest.mark.parametrize(
     ("name", "changed"),
     [
-        pytest.param("mimo", {}, id="on"),
         pytest.param("glm4moe-groups", {"speculation": "auto"}, id="auto"),
         pytest.param("ernie4_5-moe", {"max_num_batched_tokens": 9}, id="prompts in chunks"),
     ],

@@ -1,11 +1,7 @@
-"""What is promised of drafts, for every method whose drafts a model computes: requests get what they get without.
-
-Drafters of random models are seldom right. Here they are in seven of ten tokens, as trained ones may be.
-"""
+"""Drafts that a model computes, right in seven of ten tokens, beside aborted requests and adapters."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,8 @@ from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core.core import EngineCore
-from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.ipc.process import load_engine
-from tessera.engine.models.config import load_config
-from tessera.engine.runner.model_runner import ModelRunner
+from tests.support.drafted_models import random_model, tell_texts
 from tests.support.speculation import (
     CLIENT,
     Asked,
@@ -27,14 +21,11 @@ from tests.support.speculation import (
     ask_all,
     assert_same,
     make_core,
-    make_runner,
     num_accepted,
     repeated,
     varied_requests,
 )
 from tests.support.tiny_adapters import TinyAdapter
-from tests.support.tiny_eagle3 import write_head
-from tests.support.tiny_predictor import write_model
 from tests.support.token_ids import token_ids
 
 RATE = 0.7
@@ -45,47 +36,11 @@ class Served:
     """A model with a drafter of each method, and what its requests get without."""
 
     def __init__(self, root: Path) -> None:
-        self.folder = root / "served"
-        write_model(self.folder, "mimo")
-        model = load_config(self.folder)
-        write_head(root / "head", model.hidden_size, model.vocab_size, 50)
-        self._folders = {"draft_model": str(self.folder), "eagle3": str(root / "head"), "mtp": None}
-        self._runners: dict[str, ModelRunner] = {}
-        self.expected = ask_all(make_core(self.folder), ASKED)
-
-    def settings(self, method: str, **changed: Any) -> dict[str, Any]:
-        drafts = {"speculation": "on", "speculative_method": method, "speculative_model": self._folders[method]}
-        return {**drafts, "max_num_seqs": 6, **changed}
-
-    def core(self, method: str, texts: list[list[int]], **changed: Any) -> EngineCore:
-        """With a drafter that knows the `texts` of the requests by their numbers."""
-        if method not in self._runners:
-            self._runners[method] = make_runner(self.folder, **self.settings(method))
-        core = make_core(self.folder, self._runners[method], **self.settings(method, **changed))
-        tell_texts(core, self._runners[method], texts)
-        return core
+        self.model = random_model(root)
+        self.expected = ask_all(self.model.plain_core(), ASKED)
 
     def texts(self) -> list[list[int]]:
         return [[*asked.prompt, *told.token_ids] for asked, told in zip(ASKED, self.expected, strict=True)]
-
-
-def tell_texts(core: EngineCore, runner: ModelRunner, texts: list[list[int]]) -> None:
-    """Have the drafter say what comes, in RATE of the tokens."""
-    drafter, rng = runner.drafter, random.Random(5)
-    assert isinstance(drafter, DraftModel)
-    choose = type(drafter)._choose
-
-    def choose_rightly(running: Any) -> Any:
-        chosen = choose(drafter, running)
-        sampling = running.batch.sampling
-        numbers = {each.slot: int(each.request_id) for each in core.scheduler.running}
-        for row, (slot, position) in enumerate(zip(sampling.slots.tolist(), sampling.positions.tolist(), strict=True)):
-            text = texts[numbers[slot] % len(texts)]
-            if position < len(text) and rng.random() < RATE:
-                chosen.numpy()[row] = text[position]
-        return chosen
-
-    drafter._choose = choose_rightly  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -94,41 +49,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 
 @pytest.mark.parametrize("method", MODEL_METHODS)
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pytest.param({}, id="at once"),
-        pytest.param({"num_kv_blocks": 10, "max_num_batched_tokens": 16}, id="preempted, prompts in chunks"),
-    ],
-)
-def test_requests_get_what_they_get_without(served: Served, method: str, changed: dict[str, Any]) -> None:
-    """Greedy and seeded, with log-probabilities, penalties, filters, stop tokens, bad words and least tokens."""
-    core = served.core(method, served.texts(), **changed)
-    told = ask_all(core, ASKED, at_once=3)
-    assert_same(told, served.expected)
-    assert num_accepted(told) > 40
-    assert (core.metrics.num_preemptions > 0) == bool(changed)
-    assert core.stats().num_used_blocks == 0
-    speculator = core.metrics.speculator
-    assert speculator is not None
-    by_position = speculator.num_accepted_by_position
-    assert by_position == sorted(by_position, reverse=True)
-    assert sum(by_position) == num_accepted(told) == speculator.by_source[method].num_accepted
-
-
-@pytest.mark.parametrize("method", MODEL_METHODS)
-def test_from_the_prefix_cache(served: Served, method: str) -> None:
-    core = served.core(method, served.texts())
-    ask_all(core, ASKED[:4])
-    told = ask_all(core, ASKED[:4])
-    assert_same(told, served.expected[:4])
-    assert all(each.last is not None and each.last.num_cached_tokens for each in told)
-    assert num_accepted(told) > 10
-
-
-@pytest.mark.parametrize("method", MODEL_METHODS)
 def test_aborted_requests_leave_the_others_as_they_are(served: Served, method: str) -> None:
-    core = served.core(method, served.texts()[:4])
+    core = served.model.core(method, served.texts()[:4], RATE)
     for number, each in enumerate([*ASKED[:4], *ASKED[:4]]):
         core.add_request(AddRequest(str(number), token_ids(each.prompt), each.params, 0.0), CLIENT)
     found: dict[str, list[int]] = {str(number): [] for number in range(8)}
@@ -153,15 +75,15 @@ def test_beside_adapters(served: Served, method: str, tmp_path: Path) -> None:
     asked = [Asked(repeated(number, 128, 20), params, adapter=name) for number, name in enumerate(("", "a", "a"))]
     limits: dict[str, Any] = {"device": "cpu", "num_kv_blocks": 64, "block_size": 8, "lora": (f"a={folder}",)}
     found: list[list[Told]] = []
-    for settings in ({"max_num_seqs": 6}, served.settings(method)):
-        engine = load_engine(EngineConfig(model=str(served.folder), **limits, **settings), lambda *_: None)
+    for settings in ({"max_num_seqs": 6}, served.model.settings(method)):
+        engine = load_engine(EngineConfig(model=str(served.model.folder), **limits, **settings), lambda *_: None)
         assert isinstance(engine.core, EngineCore)
         runner = engine.core._runner._runner  # type: ignore[attr-defined]
         if found:
             pairs = zip(asked, found[0], strict=True)
-            tell_texts(engine.core, runner, [[*each.prompt, *told.token_ids] for each, told in pairs])
+            tell_texts(engine.core, runner, [[*each.prompt, *told.token_ids] for each, told in pairs], RATE)
         found.append(ask_all(engine.core, asked))
     assert_same(found[1], found[0])
     assert num_accepted(found[1]) > 10
-    plain = ask_all(make_core(served.folder), [Asked(each.prompt, params) for each in asked])
+    plain = ask_all(make_core(served.model.folder), [Asked(each.prompt, params) for each in asked])
     assert [one.token_ids != other.token_ids for one, other in zip(found[0], plain, strict=True)] == [False, True, True]
