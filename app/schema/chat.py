@@ -106,10 +106,15 @@ class ChatMessage(BaseModel):
     audio: None = Field(default=None, description="Must be null: there is no audio here.")
     function_call: ToolCallFunction | None = Field(default=None, description="The older form of `tool_calls`.")
 
-    def check(self, path: str) -> None:
-        """Raise InvalidRequestError for a message without what its role needs."""
+    def check(self, path: str, *, is_history: bool = False) -> None:
+        """Raise InvalidRequestError for a message without what its role needs.
+
+        Args:
+            is_history: an assistant's message may be empty: completions that end within the reasoning have no content,
+                and many clients send back no more than that.
+        """
         called = self.tool_calls or self.function_call is not None
-        has_other = called or self.refusal is not None or self.given_reasoning is not None
+        has_other = is_history or called or self.refusal is not None or self.given_reasoning is not None
         if self.content is None and not (self.role == "assistant" and has_other):
             raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
         if self.role == "tool" and self.tool_call_id is None:
@@ -164,7 +169,7 @@ class ConversationFields(RequestModel):
 
     def check_conversation(self) -> None:
         for index, message in enumerate(self.messages):
-            message.check(f"messages[{index}]")
+            message.check(f"messages[{index}]", is_history=True)
         if self.continue_final_message:
             if self.add_generation_prompt:
                 raise InvalidRequestError(
