@@ -33,6 +33,7 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 MAX_MESSAGES = 16384
 MAX_TOOL_CALLS = 128
 MAX_DOCUMENTS = 1024
+NO_BUDGET = -1  # of reasoning, as in vLLM
 FUNCTION_CALL_ID = "function0"  # of calls without an id; 9 characters, as Mistral's templates want
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -213,7 +214,9 @@ class ChatRequest(ConversationFields, GenerationRequest):
     """A conversation and how it is to be completed, `n` times."""
 
     max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
-    thinking_token_budget: int | None = integer(0, MAX_INT32, "Most tokens of reasoning; it is ended there.")
+    thinking_token_budget: int | None = integer(
+        NO_BUDGET, MAX_INT32, f"Most tokens of reasoning; it is ended there. {NO_BUDGET} sets no limit."
+    )
     logprobs: Off = False
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
     tool_choice: ToolChoiceField = None

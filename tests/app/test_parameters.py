@@ -27,14 +27,15 @@ SAMPLING = """temperature top_p top_k min_p top_n_sigma repetition_penalty prese
 VLLM = """use_beam_search length_penalty early_stopping spaces_between_special_tokens truncate_prompt_tokens
     prompt_logprobs add_special_tokens echo guided_decoding_backend guided_whitespace_pattern structural_tag request_id
     logits_processors return_tokens_as_token_ids return_token_ids kv_transfer_params vllm_xargs truncation_side
-    logprob_token_ids return_token_offsets stream_interval prompt_embeds session_id padding"""
+    logprob_token_ids return_token_offsets stream_interval prompt_embeds session_id padding watermarking
+    ec_transfer_params return_mm_kwargs routed_experts_prompt_start"""
 KNOWN: dict[type[RequestModel], str] = {
     ChatCompletionRequest: f"""{SAMPLING} {VLLM} messages model audio function_call functions logprobs
         max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction prompt_cache_key
         prompt_cache_retention reasoning_effort response_format safety_identifier service_tier store stream
         stream_options tool_choice tools top_logprobs user verbosity web_search_options add_generation_prompt
         continue_final_message documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs
-        include_reasoning thinking_token_budget repetition_detection""",
+        include_reasoning thinking_token_budget repetition_detection return_prompt_text""",
     CompletionRequest: f"""{SAMPLING} {VLLM} echo model prompt best_of logprobs max_tokens n stream stream_options
         suffix user response_format""",
     EmbeddingRequest: """input model dimensions encoding_format user truncate_prompt_tokens add_special_tokens priority
