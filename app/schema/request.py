@@ -180,8 +180,8 @@ def _complaint(error: ErrorDetails) -> str:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         if type(error["input"]) is not dict:
             return "must be an object"
-        tags = str(context.get("expected_tags", "that are supported")).removesuffix(REST)
-        return f"must have one of the types {tags}"
+        tags = str(context.get("expected_tags", "")).removesuffix(REST)
+        return f"must have one of the types {tags}" if tags else "must have a type"
     bounds = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "greater than {gt}",
