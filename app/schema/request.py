@@ -20,6 +20,7 @@ FieldValues = Mapping[str, tuple[Any, ...]]  # values of a field that change not
 
 MAX_LOGGED = 1024
 MAX_WHOLE_FLOATS = 64
+LARGEST_EXACT = 2**53  # a larger float may stand for another integer than was sent
 REST = ", 'other'"  # the tag of what is known and left out, among those of a union
 _logged: set[str] = set()  # subjects of `log_once`
 
@@ -137,6 +138,8 @@ def _make_integers(error: ValidationError, body: Any) -> bool:
     for each in error.errors(include_url=False, include_context=False):
         value = each["input"]
         if each["type"] != "int_type" or type(value) is not float or not value.is_integer():
+            continue
+        if abs(value) > LARGEST_EXACT:  # the parser makes floats of longer integers, too
             continue
         node: Any = body
         key: Any

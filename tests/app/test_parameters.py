@@ -84,6 +84,8 @@ def test_whole_floats_are_integers() -> None:
     options = parse_request(OllamaChatRequest, {"model": "m", "messages": [], "options": {"num_predict": 5.0}}).options
     assert options is not None
     assert repr(options.num_predict) == "5"
+    with pytest.raises(InvalidRequestError, match=r"^seed must be an integer"):  # as -2^63 - 1 is parsed
+        parse_request(CompletionRequest, {**needed, "seed": -9.223372036854775808e18})
     for wrong in (5.5, "5.0", True, -1.0, 1e300):
         with pytest.raises(InvalidRequestError, match=r"^max_tokens must be") as refused:
             parse_request(CompletionRequest, {**needed, "max_tokens": wrong})
