@@ -267,6 +267,43 @@ def test_blocks_of_a_sequence_that_failed_are_not_found() -> None:
         assert len(steps.scheduler.waiting) == 0
 
 
+def test_a_sequence_that_is_loaded_has_a_seat_and_is_the_first_to_lose_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Steps(num_blocks=7, max_num_seqs=3)
+
+    def start_load(sequence: Sequence) -> bool:
+        return sequence.request_id == "loads" and steps.blocks.allocate(sequence, sequence.num_tokens)
+
+    monkeypatch.setattr(steps.blocks, "start_load", start_load)
+    runs, loads = steps.add("runs", 4), steps.add("loads", 8)
+    steps.step()
+    late = steps.add("late", 8)
+    assert list(steps.step()) == ["runs"], "a spare block for each that has a seat"
+    stats = steps.scheduler.stats()
+    assert (stats.num_running, stats.num_waiting, steps.scheduler.loading) == (1, 2, [loads])
+    while loads.has_seat:
+        step = steps.schedule()
+        assert list(tokens_of(step)) == ["runs"]
+        steps.complete(step)
+    assert step.preempted == [loads]
+    assert (runs.num_preemptions, runs.num_tokens) == (0, 22)
+    steps.scheduler.finish(runs, "stop")
+    steps.scheduler.finish(late, "abort")
+    assert steps.scheduler.schedule(now=1.0) is None
+    assert steps.scheduler.loading == [loads]
+    assert steps.scheduler.has_unfinished
+
+
+def test_a_sequence_that_was_loaded_and_preempted_starts_once() -> None:
+    steps = Steps()
+    sequence = steps.add("a", 4)
+    steps.step()
+    steps.scheduler._loaded.append(sequence)
+    steps.scheduler._preempt(sequence)
+    assert [len(steps.schedule().admitted), len(steps.schedule().admitted)] == [1, 0]
+
+
 class Seats(AdapterSeats):
     """Seats for the sequences named."""
 
