@@ -9,6 +9,7 @@ import pytest
 from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.messages import AccountRef
 from tessera.engine.core import scheduler as scheduler_module
+from tessera.engine.core.account import Accounts
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.sequence import Sequence
 from tests.engine.test_scheduler import Steps, tokens_of
@@ -362,6 +363,15 @@ def test_an_account_is_charged_for_its_tokens_by_its_weight() -> None:
     assert (alone.account.service, other.account.service) == (15.0, 13.0 + (6 + 2) / 2)
     steps.step()
     assert (alone.account.service, other.account.service) == (17.0, 17.0 + (1 + 2) / 2)
+
+
+def test_accounts_that_others_charge_too_are_the_schedulers() -> None:
+    accounts = Accounts()
+    steps = Steps(accounts=accounts)
+    other = accounts.find(LIGHT)
+    accounts.open(other)
+    other.charge(50.0)
+    assert steps.add("a", 3).account.service == 50.0, "level with what is computed elsewhere"
 
 
 def test_rows_of_scored_prompts_are_charged() -> None:
