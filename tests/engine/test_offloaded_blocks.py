@@ -202,6 +202,9 @@ def test_nothing_is_wanted_for_a_prompt_that_no_tier_has() -> None:
     sequence = make_sequence(tokens(3))
     assert admit(manager, sequence) is False
     assert (sequence.block_table, sequence.num_computed_tokens, host.metrics.num_queries) == ([], 0, 11)
+    start(manager, [*tokens(3), 9])
+    assert admit(manager, make_sequence([*tokens(3), 9])) is False
+    assert host.metrics.num_queries == 11, "all of it is on the device"
     alone = BlockManager(4, BLOCK_SIZE)
     assert alone.start_load(make_sequence(tokens(2))) is False
     uncached, _ = make(16, prefix_caching=False)
@@ -249,6 +252,17 @@ def test_a_tail_comes_behind_what_else_is_loaded() -> None:
     assert (sequence.num_computed_tokens, len(sequence.block_table)) == (10, 3)
     assert manager.finish_load(sequence) == 1
     assert sequence.num_published_blocks == 2
+
+
+def test_a_tail_is_not_used_where_less_than_all_before_it_comes() -> None:
+    manager, host = make(8)
+    sequence = preempted(manager)
+    taker = make_sequence(tokens(60, first=1000))
+    assert manager.allocate(taker, 8 * BLOCK_SIZE)
+    manager.release(taker)
+    host.most = 1
+    assert admit(manager, sequence)
+    assert (sequence.num_computed_tokens, len(sequence.block_table)) == (4, 1)
 
 
 def test_a_tail_that_lost_what_is_before_it_is_not_used() -> None:
@@ -302,22 +316,22 @@ def test_nothing_is_saved_of_what_is_published_or_still_loads() -> None:
 
 
 def test_what_is_evicted_next_is_stored_ahead_once_enough_was_taken() -> None:
-    manager, host = make(256)  # 32 blocks ahead
-    ended, _ = start(manager, tokens(250))
+    manager, host = make(264)  # 33 blocks ahead, and three are more than a sixteenth of them
+    ended, _ = start(manager, tokens(258))
     manager.release(ended)
     host.log.clear()
     manager._num_taken = 0
     taker = make_sequence(tokens(8, first=5000))
-    assert manager.allocate(taker, BLOCK_SIZE)
-    manager.store_ahead()
-    assert not host.noted("store"), "one was taken, and two are a sixteenth"
     assert manager.allocate(taker, 2 * BLOCK_SIZE)
     manager.store_ahead()
-    expected = list(manager.cached_blocks)[: 32 - 4]
-    assert host.noted("store") == expected, "four are free"
+    assert not host.noted("store")
+    assert manager.allocate(taker, 3 * BLOCK_SIZE)
+    manager.store_ahead()
+    expected = list(manager.cached_blocks)[: 33 - 3]
+    assert host.noted("store") == expected, "three are free"
     assert host.noted("submit") == [None]
     manager.store_ahead()
-    assert manager.allocate(taker, 3 * BLOCK_SIZE)
+    assert manager.allocate(taker, 4 * BLOCK_SIZE)
     manager.store_ahead()
     assert host.noted("submit") == [None], "counted anew"
     assert sorted(host.noted("claim")) == sorted(taker.block_table)
