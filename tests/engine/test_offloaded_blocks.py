@@ -140,6 +140,20 @@ def test_a_load_that_fails_half_way_keeps_what_is_good(num_good: int) -> None:
     assert manager.match_prefix(make_sequence(prompt)) == sequence.block_table
 
 
+def test_the_last_token_is_left_to_compute_and_nothing_comes_behind_what_was_withdrawn() -> None:
+    manager, _ = make(16)
+    prompt = offload(manager, 3, 3)
+    whole = make_sequence(prompt[:-1])
+    assert admit(manager, whole)
+    assert (len(whole.block_table), whole.num_computed_tokens) == (2, 8)
+    manager, _ = make(16)
+    sequence = make_sequence(offload(manager, 3, 2))
+    manager.share(sequence, manager.match_prefix(sequence))
+    manager.reset()
+    assert manager.start_load(sequence) is False
+    assert (len(sequence.block_table), sequence.load) == (1, None)
+
+
 def test_fewer_blocks_may_come_than_were_wanted() -> None:
     manager, host = make(16)
     prompt = offload(manager, 3, 2)
@@ -170,6 +184,18 @@ def test_what_is_withdrawn_while_it_loads_is_found_by_none() -> None:
         assert num_hits(manager, prompt) == num_found
         assert sequence.num_computed_tokens == 12, "it is right for this one"
         manager.release(sequence)
+
+
+def test_what_a_failing_sequence_had_is_found_in_no_tier() -> None:
+    manager, host = make(16)
+    prompt = offload(manager, 3, 2)
+    sequence = make_sequence(prompt)
+    assert admit(manager, sequence)
+    manager.finish_load(sequence)
+    assert len(host.kept) == 2
+    manager.release(sequence, withdraw=True)
+    assert not host.kept
+    assert admit(manager, make_sequence(prompt)) is False
 
 
 def test_two_that_load_the_same_end_with_one_copy() -> None:
@@ -315,26 +341,34 @@ def test_nothing_is_saved_of_what_is_published_or_still_loads() -> None:
 # ---- ahead, and out -----------------------------------------------------------------------------
 
 
-def test_what_is_evicted_next_is_stored_ahead_once_enough_was_taken() -> None:
-    manager, host = make(264)  # 33 blocks ahead, and three are more than a sixteenth of them
-    ended, _ = start(manager, tokens(258))
+@pytest.mark.parametrize(("num_ahead", "num_taken"), [(32, 2), (33, 3)])
+def test_what_is_evicted_next_is_stored_ahead_once_a_sixteenth_was_taken(num_ahead: int, num_taken: int) -> None:
+    manager, host = make(8 * num_ahead)
+    ended, _ = start(manager, tokens(8 * num_ahead - 6))
     manager.release(ended)
     host.log.clear()
     manager._num_taken = 0
     taker = make_sequence(tokens(8, first=5000))
-    assert manager.allocate(taker, 2 * BLOCK_SIZE)
+    assert manager.allocate(taker, (num_taken - 1) * BLOCK_SIZE)
     manager.store_ahead()
     assert not host.noted("store")
-    assert manager.allocate(taker, 3 * BLOCK_SIZE)
+    assert manager.allocate(taker, num_taken * BLOCK_SIZE)
     manager.store_ahead()
-    expected = list(manager.cached_blocks)[: 33 - 3]
-    assert host.noted("store") == expected, "three are free"
+    assert host.noted("store") == list(manager.cached_blocks)[: num_ahead - (6 - num_taken)], "the others are free"
     assert host.noted("submit") == [None]
     manager.store_ahead()
-    assert manager.allocate(taker, 4 * BLOCK_SIZE)
+    assert manager.allocate(taker, (num_taken + 1) * BLOCK_SIZE)
     manager.store_ahead()
     assert host.noted("submit") == [None], "counted anew"
     assert sorted(host.noted("claim")) == sorted(taker.block_table)
+
+
+def test_nothing_is_stored_ahead_while_enough_is_free() -> None:
+    manager, host = make(64)
+    manager.release(start(manager, tokens(10))[0])
+    manager.store_ahead()
+    assert host.noted("submit")
+    assert not host.noted("store")
 
 
 def test_a_report_hears_nothing_of_a_block_that_a_tier_still_has() -> None:

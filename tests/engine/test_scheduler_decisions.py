@@ -177,6 +177,18 @@ def test_tokens_of_a_draft_that_were_rejected_are_not_computed() -> None:
     assert sequence.num_computed_tokens == 5, "it has no blocks any more"
 
 
+def test_penalties_are_counted_anew_where_a_draft_was_rejected() -> None:
+    for penalty, num_counted in ((0.5, 1), (0.0, 0)):
+        steps = Steps(max_drafts=20)
+        sequence = steps.add("a", 3, presence_penalty=penalty)
+        steps.step()
+        sequence.draft, sequence.draft_source = [7, 7], "ngram"
+        steps.complete(steps.schedule())
+        sequence.draft = []
+        steps.scheduler.give_back(sequence, 2)
+        assert len(steps.schedule().batch.slot_inits) == num_counted
+
+
 # ---- rows of one token --------------------------------------------------------------------------
 
 
