@@ -20,6 +20,7 @@ FieldValues = Mapping[str, tuple[Any, ...]]  # values of a field that change not
 
 MAX_LOGGED = 1024
 MAX_WHOLE_FLOATS = 64
+LARGEST_EXACT = 2**53  # a larger float may stand for another integer than was sent
 REST = ", 'other'"  # the tag of what is known and left out, among those of a union
 _logged: set[str] = set()  # subjects of `log_once`
 
@@ -138,6 +139,8 @@ def _make_integers(error: ValidationError, body: Any) -> bool:
         value = each["input"]
         if each["type"] != "int_type" or type(value) is not float or not value.is_integer():
             continue
+        if abs(value) > LARGEST_EXACT:  # the parser makes floats of longer integers, too
+            continue
         node: Any = body
         key: Any
         for key in each["loc"]:
@@ -180,8 +183,8 @@ def _complaint(error: ErrorDetails) -> str:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         if type(error["input"]) is not dict:
             return "must be an object"
-        tags = str(context.get("expected_tags", "that are supported")).removesuffix(REST)
-        return f"must have one of the types {tags}"
+        tags = str(context.get("expected_tags", "")).removesuffix(REST)
+        return f"must have one of the types {tags}" if tags else "must have a type"
     bounds = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "greater than {gt}",

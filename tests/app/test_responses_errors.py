@@ -130,7 +130,7 @@ def test_an_unknown_item_is_told_the_known_types(tmp_path: Path) -> None:
 def test_hosted_tools_alone_cannot_be_demanded(tmp_path: Path) -> None:
     body = {**ASK, "tools": [{"type": "web_search"}], "tool_choice": "required"}
     error = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/responses", json=body).json()["error"]
-    assert (error["param"], "no hosted tools" in error["message"]) == ("tool_choice", True)
+    assert (error["param"], "hosted ones" in error["message"]) == ("tool_choice", True)
 
 
 def test_unknown_model(tmp_path: Path) -> None:
