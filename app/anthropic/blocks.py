@@ -18,7 +18,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Label, Off, Text, TextContent, TextPart
+from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Label, Off, Text, TextContent, TextPart, wrong
 from tessera.app.schema.request import log_once
 
 
@@ -128,6 +128,8 @@ class ToolReferenceBlock(Block):
 def _as_blocks(value: Any) -> Any:
     if value is None:
         return []
+    if type(value) not in (str, list, tuple):
+        raise wrong("must be a string or a list of blocks")
     return [{"type": "text", "text": value}] if type(value) is str else value
 
 

@@ -218,10 +218,17 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
 
     refused: ClassVar[FieldValues] = {
         **MessagesPrompt.refused,
+        "compaction": (),
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
+        "thread": (),  # a conversation that the server holds: without it a turn has no history
     }
-    hints: ClassVar[FieldValues] = {**MessagesPrompt.hints, "service_tier": ("auto", "standard_only")}
+    hints: ClassVar[FieldValues] = {
+        **MessagesPrompt.hints,
+        "diagnostics": (),
+        "fallbacks": ([],),
+        "service_tier": ("auto", "standard_only"),
+    }
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"model": "MODEL", "max_tokens": 64, "messages": HELLO},

@@ -43,7 +43,7 @@ def builtin_model() -> ModelFolder:
 
 
 def find_model(model: str, *, weights: bool = True) -> ModelFolder:
-    """Resolve `model`: a folder, a GGUF file, or a hub id `organisation/name[@revision]`.
+    """Resolve `model`: a folder, a GGUF file, a hub id `organisation/name[@revision]`, or BUILTIN_MODEL.
 
     `:Q4_K_M` after a folder or a hub id's name chooses among several GGUF files, by quantisation or name.
 
@@ -64,6 +64,8 @@ def find_model(model: str, *, weights: bool = True) -> ModelFolder:
     stem, colon, tag = model.rpartition(":")
     if colon and tag and Path(stem).expanduser().is_dir():
         return _in_folder(Path(stem).expanduser().resolve(), tag)
+    if model == BUILTIN_MODEL:
+        return builtin_model()
     hub_id = HUB_ID.fullmatch(model)
     if hub_id is None:
         beside = _folders_beside(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.app.generate.prompt import ChatPrompt
 from tessera.app.generate.served_model import ServedModel
-from tessera.app.schema.chat import ChatRequest
+from tessera.app.schema.chat import NO_BUDGET, ChatRequest
 from tessera.app.schema.request import log_once
 from tessera.engine.contract.sampling_params import ReasoningBudget
 
@@ -15,7 +15,7 @@ def reasoning_budget(model: ServedModel, request: ChatRequest, prompt: ChatPromp
     Reasoning that is to be off, but that the chat template cannot turn off, has a budget of no tokens.
     """
     limit = 0 if request.reasoning_effort == "none" else request.thinking_token_budget
-    if limit is None or model.reasoning is None or prompt.reasoning == "none":
+    if limit is None or limit == NO_BUDGET or model.reasoning is None or prompt.reasoning == "none":
         return None
     reasoning = model.reasoning
     begin, end = model.token_id_of(reasoning.budget_begin or reasoning.begin), model.token_id_of(reasoning.end)

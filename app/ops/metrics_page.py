@@ -48,7 +48,7 @@ class EngineText:
 
     Args:
         ask: asks the engine; raises EngineUnavailableError.
-        patience: seconds that an answer may take where there is an older one.
+        patience: seconds that an answer may take, but for the first.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[bytes]], patience: float) -> None:
@@ -62,7 +62,7 @@ class EngineText:
             self._asking = asyncio.create_task(self._ask_engine())
             self._asking.add_done_callback(self._forget)
         asking = self._asking
-        await asyncio.wait({asking}, timeout=self._patience if self._text else None)
+        await asyncio.wait({asking}, timeout=None if self._text is None else self._patience)
         return asking.result() if asking.done() else self._text or b""
 
     async def _ask_engine(self) -> bytes:

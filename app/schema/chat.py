@@ -33,6 +33,7 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 MAX_MESSAGES = 16384
 MAX_TOOL_CALLS = 128
 MAX_DOCUMENTS = 1024
+NO_BUDGET = -1  # of reasoning, as in vLLM
 FUNCTION_CALL_ID = "function0"  # of calls without an id; 9 characters, as Mistral's templates want
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -106,10 +107,15 @@ class ChatMessage(BaseModel):
     audio: None = Field(default=None, description="Must be null: there is no audio here.")
     function_call: ToolCallFunction | None = Field(default=None, description="The older form of `tool_calls`.")
 
-    def check(self, path: str) -> None:
-        """Raise InvalidRequestError for a message without what its role needs."""
+    def check(self, path: str, *, is_history: bool = False) -> None:
+        """Raise InvalidRequestError for a message without what its role needs.
+
+        Args:
+            is_history: an assistant's message may be empty: completions that end within the reasoning have no content,
+                and many clients send back no more than that.
+        """
         called = self.tool_calls or self.function_call is not None
-        has_other = called or self.refusal is not None or self.given_reasoning is not None
+        has_other = is_history or called or self.refusal is not None or self.given_reasoning is not None
         if self.content is None and not (self.role == "assistant" and has_other):
             raise InvalidRequestError(f"{path}.content is required.", param=f"{path}.content")
         if self.role == "tool" and self.tool_call_id is None:
@@ -164,7 +170,7 @@ class ConversationFields(RequestModel):
 
     def check_conversation(self) -> None:
         for index, message in enumerate(self.messages):
-            message.check(f"messages[{index}]")
+            message.check(f"messages[{index}]", is_history=True)
         if self.continue_final_message:
             if self.add_generation_prompt:
                 raise InvalidRequestError(
@@ -208,7 +214,9 @@ class ChatRequest(ConversationFields, GenerationRequest):
     """A conversation and how it is to be completed, `n` times."""
 
     max_completion_tokens: int | None = integer(1, MAX_INT32, "The newer name of max_tokens; goes before it.")
-    thinking_token_budget: int | None = integer(0, MAX_INT32, "Most tokens of reasoning; it is ended there.")
+    thinking_token_budget: int | None = integer(
+        NO_BUDGET, MAX_INT32, f"Most tokens of reasoning; it is ended there. {NO_BUDGET} sets no limit."
+    )
     logprobs: Off = False
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token; needs logprobs.")
     tool_choice: ToolChoiceField = None

@@ -98,6 +98,7 @@ class GenerationRequest(SamplingFields):
     always_clamps: ClassVar[bool] = False
     refused: ClassVar[FieldValues] = {
         "early_stopping": (False,),
+        "ec_transfer_params": ({},),
         "guided_whitespace_pattern": (),
         "kv_transfer_params": ({},),
         "length_penalty": (1.0, 1),
@@ -110,12 +111,15 @@ class GenerationRequest(SamplingFields):
         "structural_tag": (),
         "use_beam_search": (False,),
         "vllm_xargs": ({},),
+        "watermarking": (False,),
     }
     hints: ClassVar[FieldValues] = {
         "guided_decoding_backend": (),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
         "request_id": (),
+        "return_mm_kwargs": (True,),
+        "routed_experts_prompt_start": (0,),
         "service_tier": ("auto", "default"),
         "session_id": (),
         "stream_interval": (1,),

@@ -19,6 +19,9 @@ R = TypeVar("R", bound="RequestModel")
 FieldValues = Mapping[str, tuple[Any, ...]]  # values of a field that change nothing, by the field's name
 
 MAX_LOGGED = 1024
+MAX_WHOLE_FLOATS = 64
+LARGEST_EXACT = 2**53  # a larger float may stand for another integer than was sent
+REST = ", 'other'"  # the tag of what is known and left out, among those of a union
 _logged: set[str] = set()  # subjects of `log_once`
 
 _TYPES = {
@@ -104,15 +107,51 @@ def _asks_for_something(value: Any, neutral: tuple[Any, ...]) -> bool:
 
 
 def parse_request(model: type[R], body: Mapping[str, Any]) -> R:
-    """Raises InvalidRequestError naming the first field at fault."""
+    """A request from its body, in which 100.0 counts as the integer 100, as JSON Schema has it.
+
+    Raises:
+        InvalidRequestError: names the first field at fault.
+    """
     model.check_refused(body)
     model.note_hints(body)
     try:
-        return model.model_validate(body)
+        try:
+            return model.model_validate(body)
+        except ValidationError as error:
+            if not _make_integers(error, body):
+                raise
+            return model.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=True)[0]
         path = field_path(first["loc"], body)
         raise InvalidRequestError(f"{path or 'The body'} {_complaint(first)}.", param=path or None) from None
+
+
+def _make_integers(error: ValidationError, body: Any) -> bool:
+    """Change whole numbers that are written as floats, where integers are asked for; False where there are none.
+
+    Libraries whose numbers are all floats write them so.
+    """
+    if error.error_count() > MAX_WHOLE_FLOATS:
+        return False
+    num_changed = 0
+    for each in error.errors(include_url=False, include_context=False):
+        value = each["input"]
+        if each["type"] != "int_type" or type(value) is not float or not value.is_integer():
+            continue
+        if abs(value) > LARGEST_EXACT:  # the parser makes floats of longer integers, too
+            continue
+        node: Any = body
+        key: Any
+        for key in each["loc"]:
+            if not (isinstance(node, dict) and key in node) and not (isinstance(node, list) and isinstance(key, int)):
+                continue  # pydantic's name for a member of a union
+            if node[key] is value:
+                node[key] = int(value)
+                num_changed += 1
+                break
+            node = node[key]
+    return num_changed > 0
 
 
 def field_path(location: Sequence[int | str], body: Any) -> str:
@@ -142,7 +181,10 @@ def _complaint(error: ErrorDetails) -> str:
         accepted = str(context["expected"]).replace(" or ", ", ")
         return f"must be one of {accepted}" if ", " in accepted else f"must be {_JSON_NAMES.get(accepted, accepted)}"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return f"must have one of the types {context.get('expected_tags', 'that are supported')}"
+        if type(error["input"]) is not dict:
+            return "must be an object"
+        tags = str(context.get("expected_tags", "")).removesuffix(REST)
+        return f"must have one of the types {tags}" if tags else "must have a type"
     bounds = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "greater than {gt}",

@@ -178,7 +178,10 @@ ToolChoiceField = Annotated[
 def check_tool_choice(choice: ToolChoice, tools: Sequence[Tool], param: str = "tool_choice") -> None:
     """Raise InvalidRequestError for a choice that the offered tools do not allow."""
     if choice.forced and not tools:
-        raise InvalidRequestError(f"{param} is only allowed when tools are given.", param=param)
+        raise InvalidRequestError(
+            f"{param} demands a call, but there are no tools: hosted ones do not count, as none are here.",
+            param=param,
+        )
     names = {tool.function.name for tool in tools}
     for name in (choice.name, *(choice.allowed or ())):
         if name is not None and name not in names:

@@ -63,6 +63,27 @@ def head_error(version: str, headers: list[tuple[bytes, bytes]]) -> RequestError
     return None
 
 
+class BodyToTheEnd:
+    """The `send` of an answer to HTTP/1.0, which knows no chunks (RFC 9112, 6.1): the connection's end is the body's.
+
+    Uvicorn would send chunks where an answer has no length.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._has_length = False
+
+    async def __call__(self, message: Any) -> None:
+        cycle = self._cycle
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not self._has_length:
+                cycle.chunked_encoding = False
+        elif not self._has_length:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await RequestResponseCycle.send(cycle, message)
+
+
 class QueueingFlow(FlowControl):
     """Reads nothing more while requests wait in the queue."""
 
@@ -188,6 +209,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._limit.make_busy(self)
             super().on_headers_complete()
             self._has_cycle = True
+            if self.parser.get_http_version() == "1.0":
+                self.cycle.send = BodyToTheEnd(self.cycle)  # type: ignore[method-assign]
             if not self.pipeline:
                 self._answering = self.cycle
             if self._is_spare:

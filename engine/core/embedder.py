@@ -5,8 +5,9 @@ No device code.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -48,6 +49,32 @@ class EmbeddingModel(Protocol):
     def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Float32Array: ...
 
 
+class PassTurns:
+    """When a pass may come between two steps: generation for other accounts first gets as much time as the last pass
+    took, so that no account's long inputs slow the others' tokens by more than half.
+
+    One for all embedders of an engine.
+    """
+
+    def __init__(self, accounts: Accounts, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._accounts = accounts
+        self._ids: frozenset[int] = frozenset()  # of the accounts that the last pass was for
+        self._seconds = 0.0
+        self._end = 0.0
+
+    def is_due(self) -> bool:
+        if self.clock() >= self._end + self._seconds:
+            return True
+        return not any(account.num_running for id, account in self._accounts.active.items() if id not in self._ids)
+
+    def record_pass(self, accounts: Iterable[Account], begin: float) -> None:
+        """A pass for these accounts has ended that began at `begin`."""
+        self._ids = frozenset(account.id for account in accounts)
+        self._end = self.clock()
+        self._seconds = self._end - begin
+
+
 class _Job:
     """One request in progress."""
 
@@ -75,8 +102,15 @@ class Embedder:
     not delay short ones.
     """
 
-    def __init__(self, model: EmbeddingModel, *, max_queue_len: int, accounts: Accounts | None = None) -> None:
-        """`accounts`: those of the engine, where generation charges them too."""
+    def __init__(
+        self,
+        model: EmbeddingModel,
+        *,
+        max_queue_len: int,
+        accounts: Accounts | None = None,
+        turns: PassTurns | None = None,
+    ) -> None:
+        """`accounts`: those of the engine, where generation charges them too; `turns`: those of all its embedders."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_tokens = 0
@@ -84,6 +118,7 @@ class Embedder:
         self._max_queue_len = max_queue_len
         self._jobs: dict[tuple[ClientId, str], _Job] = {}
         self._accounts = accounts if accounts is not None else Accounts()
+        self._turns = turns if turns is not None else PassTurns(self._accounts)
         self._queues: dict[Account, deque[_Job]] = {}  # jobs with inputs left to take
 
     @property
@@ -130,16 +165,21 @@ class Embedder:
             self._accounts.close(job.account)
 
     def step(self, *, busy: bool) -> list[tuple[ClientId, EmbeddingOutput]]:
-        """One pass; -> the requests that it ended. `busy`: generation waits meanwhile, so the pass is small.
+        """One pass; -> the requests that it ended. `busy`: generation waits meanwhile, so the pass is small, and there
+        is none while it is generation's turn.
 
         An exception of the model passes through, and the engine is of no use afterwards.
         """
+        if busy and not self._turns.is_due():
+            return []
+        begin = self._turns.clock()
         picked = self._pick(self._model.max_num_tokens // (BUSY_SHARE if busy else 1))
         if not picked:
             return []
         vectors = self._model.compute(
             [job.request.inputs[index] for job, index in picked], [job.first_length(index) for job, index in picked]
         )
+        self._turns.record_pass((job.account for job, _ in picked), begin)
         self.num_steps += 1
         finite: list[bool] = [bool(np.isfinite(vector).all()) for vector in vectors]
         ended: list[tuple[ClientId, EmbeddingOutput]] = []

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 MAX_SLOWDOWN = 1.75
 MAX_SLOWDOWN_SMALL_BACKLOG = 2.3
 SMALL_BACKLOG = 512  # tokens
+MAX_SLOWDOWN_FOR_OTHERS = 2.0  # where the decodes are of an account that lags behind those with the prompts
 EXTRA_PER_PROMPT = 0.5  # each further waiting prompt adds this share of what one prompt may add to a step
 # Several waiting prompts add at most this time to a step, or that of so many steps of decodes if that is longer.
 MAX_PREFILL_SECONDS = 0.03
@@ -84,6 +85,16 @@ class PrefillBudget:
             seconds = min(MAX_LONG_PREFILL_SECONDS, LONG_PREFILL_SECONDS_PER_PROMPT * num_prompts)
             limit = max(limit, min(seconds / self._seconds_per_token, prompt_len))
         return self._rounded(limit, most, num_decodes)
+
+    def tokens_beside_lagging(self, most: int, num_decodes: int = 0) -> int:
+        """Prompt tokens, at most `most`, beside decodes of an account that was served less than those with the prompts.
+
+        Half of the time is left to the decodes: their account has no part in the long steps.
+        """
+        if self._decode_seconds is None or not self._seconds_per_token:
+            return most
+        wanted = (MAX_SLOWDOWN_FOR_OTHERS - 1) * self._decode_seconds / self._seconds_per_token
+        return self._rounded(max(wanted, MIN_PREFILL_TOKENS), most, num_decodes)
 
     def _tokens_in_max_seconds(self, seconds_per_token: float) -> float:
         seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (self._decode_seconds or 0.0))

@@ -22,14 +22,14 @@ from operator import attrgetter
 
 from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.messages import FinishReason, SchedulerStats
-from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Accounts
+from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Account, Accounts
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.fair_queue import FairQueue
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.prefixes_in_progress import PrefixesInProgress
 from tessera.engine.core.sequence import Sequence, SequenceStatus
 from tessera.engine.core.slot_table import ScheduledStep, SlotTable
-from tessera.engine.core.takeover import find_victim
+from tessera.engine.core.takeover import MAX_LAG, find_victim
 from tessera.engine.speculation.draft_keys import DraftLimits
 
 _in_order = attrgetter("order")
@@ -309,6 +309,31 @@ class Scheduler:
 
     def _prompt_token_budget(self) -> int:
         """Prompt tokens that the next step may take."""
+        most = self._prompt_tokens_for_all()
+        if self.accounts.is_shared and (num_decodes := self._num_lagging_decodes()):
+            most = min(most, self._prefill_budget.tokens_beside_lagging(most, num_decodes))
+        return most
+
+    def _num_lagging_decodes(self) -> int:
+        """Decodes of accounts that lag behind each account with prompts."""
+        active = self.accounts.active.values()
+        least = min(account.service for account in active) + MAX_LAG
+        if all(account.service <= least for account in active):
+            return 0
+        prompting = {account for account in active if account.num_waiting}
+        decoding: list[Account] = []
+        for sequence in self.running:
+            if sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens > 1:
+                prompting.add(sequence.account)
+            else:
+                decoding.append(sequence.account)
+        if not prompting:
+            return 0
+        limit = min(account.service for account in prompting) - MAX_LAG
+        return sum(account.service < limit for account in decoding)
+
+    def _prompt_tokens_for_all(self) -> int:
+        """The same without regard to whose prompts they are."""
         most, num_decodes = self.max_num_batched_tokens, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
         waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]

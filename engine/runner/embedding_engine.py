@@ -12,7 +12,7 @@ from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, ModelError, OutOfMemoryError
 from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, EngineInfo, ScorerForm, ScorerInfo
 from tessera.engine.core.account import Accounts
-from tessera.engine.core.embedder import Embedder, EmbeddingMetrics, EmbeddingOnlyCore
+from tessera.engine.core.embedder import Embedder, EmbeddingMetrics, EmbeddingModel, EmbeddingOnlyCore, PassTurns
 from tessera.engine.gguf.model import stored_bytes
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.pooling import load_pooling
@@ -43,6 +43,7 @@ class EmbeddingEngine:
         self.scorer: ScorerInfo | None = None
         self._config = config
         self._accounts = accounts if accounts is not None else Accounts()
+        self._turns = PassTurns(self._accounts)
         self._by_name: dict[str, Embedder] = {}
         self._scorers: dict[str, Embedder] = {}
         self._metrics = EmbeddingMetrics(self._by_name, self._scorers)
@@ -188,7 +189,9 @@ class EmbeddingEngine:
         *,
         beside: bool = False,
     ) -> None:
-        embedder = Embedder(scorer, max_queue_len=self._config.max_queue_len, accounts=self._accounts)
+        embedder = Embedder(
+            scorer, max_queue_len=self._config.max_queue_len, accounts=self._accounts, turns=self._turns
+        )
         self.embedders["scorer"] = self._scorers[name] = embedder
         self.scorer = ScorerInfo(
             beside=beside,
@@ -200,8 +203,13 @@ class EmbeddingEngine:
             max_input_tokens=scorer.max_input_tokens,
         )
 
+    def _make_embedder(self, model: EmbeddingModel) -> Embedder:
+        return Embedder(model, max_queue_len=self._config.max_queue_len, accounts=self._accounts, turns=self._turns)
+
     def _add(self, role: EmbedderRole, model: ModelConfig, runner: EmbeddingRunner, name: str) -> None:
-        embedder = Embedder(runner, max_queue_len=self._config.max_queue_len, accounts=self._accounts)
+        embedder = Embedder(
+            runner, max_queue_len=self._config.max_queue_len, accounts=self._accounts, turns=self._turns
+        )
         self.embedders[role] = embedder
         self._by_name[name] = embedder
         self.infos += (

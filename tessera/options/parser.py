@@ -46,7 +46,16 @@ class Parser(argparse.ArgumentParser):
             elsewhere: flags of other commands, and which ones, in words.
         """
         flag = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-        known = [name for name in self._option_string_actions if name.startswith("--")]
-        hint = f"; {flag} is an option of {elsewhere[flag]}" if elsewhere and flag in elsewhere else ""
+        # No option is taken for its opposite mistyped.
+        known = [
+            name
+            for name in self._option_string_actions
+            if name.startswith("--") and (flag.startswith("--no") or not name.startswith("--no-"))
+        ]
+        positional = next((each for each in self._get_positional_actions() if f"--{each.dest}" == flag), None)
+        if positional is not None:
+            hint = f"; {positional.metavar or positional.dest} is given without {flag}"
+        else:
+            hint = f"; {flag} is an option of {elsewhere[flag]}" if elsewhere and flag in elsewhere else ""
         suggested = did_you_mean(flag, known) if flag and not hint else ""
         self.error(f"unrecognized arguments: {' '.join(unknown)}{hint or suggested}")

@@ -137,3 +137,4 @@ def test_what_is_found_is_shown_at_80_columns(
         "Models",
     ]
     assert any(row.startswith("Serving on the CPU:") for row in rows)
+    assert not any(row.startswith("Downloading models: yes") for row in rows), "the hub was not asked"

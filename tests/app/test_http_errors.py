@@ -111,7 +111,6 @@ WRONG_IN_CHAT: list[tuple[str, Any, str]] = [
     ("messages", [{"role": "user"}], "messages[0].content"),
     ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [{"role": "user", "content": 5}], "messages[0].content"),
-    ("messages", [{"role": "assistant", "content": None}], "messages[0].content"),
     ("messages", [{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [{"type": "text"}]}], "messages[0].content"),
@@ -209,7 +208,12 @@ def test_wire_17_unknown_and_harmless_fields_are_accepted(settings: AppSettings,
 
 @pytest.mark.parametrize(
     "fields",
-    [{"store": False, "metadata": {"a": "b"}}, {"tools": [], "tool_choice": "auto"}, {"modalities": ["text"]}],
+    [
+        {"store": False, "metadata": {"a": "b"}},
+        {"tools": [], "tool_choice": "auto"},
+        {"modalities": ["text"]},
+        {"messages": [*CHAT["messages"], {"role": "assistant", "content": None}, *CHAT["messages"]]},
+    ],
     ids=str,
 )
 def test_harmless_fields_of_chat_are_accepted(settings: AppSettings, fields: dict[str, Any]) -> None:

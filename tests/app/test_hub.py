@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tessera.app.cli.hub import find_model
+from tessera.app.cli.hub import BUILTIN_MODEL, builtin_model, find_model
 from tessera.engine.contract.errors import ModelError
 from tests.support.fake_hub import COMMIT, FILES, hub_environment, running_hub
 from tests.support.paths import ROOT
@@ -223,6 +223,10 @@ def test_a_local_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_model("org/model") == (folder, "model")  # before any hub is asked
     monkeypatch.chdir(folder)
     assert find_model(".") == (folder, "model")
+
+
+def test_the_demonstration_model_has_a_name() -> None:
+    assert find_model(BUILTIN_MODEL) == builtin_model()
 
 
 def test_gguf_files_may_be_named_alone_or_by_their_folder(tmp_path: Path) -> None:

@@ -351,6 +351,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("thinking", {"type": "enabled", "budget_tokens": -1}, "thinking.budget_tokens"),
     ("thinking", {"type": "sometimes"}, "thinking.type"),
     ("container", "c", "container"),
+    ("thread", {"type": "continue", "previous_message_id": "msg_0"}, "thread"),  # without it there is no history
+    ("compaction", {"type": "enabled"}, "compaction"),
     ("mcp_servers", [{}], "mcp_servers"),
     ("output_config", {"effort": "some"}, "output_config.effort"),
 ]
@@ -368,6 +370,23 @@ def test_wrong_fields_are_named(tmp_path: Path, field: str, value: Any, named: s
     assert body["error"]["type"] == "invalid_request_error"
     assert named in body["error"]["message"]
     assert response.headers["request-id"] == response.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content must be a string or a list of blocks."),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "messages[0].content[0] must have a type."),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": {"type": "any"}},
+            "tool_choice demands a call, but there are no tools: hosted ones do not count, as none are here.",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_accepted_is_said(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    response = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/messages", json={**ASK, **fields})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
 
 
 def test_bodies_and_routes_that_are_wrong_answer_in_anthropics_form(settings: AppSettings) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
+from tessera.app.anthropic.schema import MessagesPrompt, MessagesRequest
+from tessera.app.ollama.schema import OllamaChatRequest
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.schema import CompletionRequest
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
@@ -21,14 +27,15 @@ SAMPLING = """temperature top_p top_k min_p top_n_sigma repetition_penalty prese
 VLLM = """use_beam_search length_penalty early_stopping spaces_between_special_tokens truncate_prompt_tokens
     prompt_logprobs add_special_tokens echo guided_decoding_backend guided_whitespace_pattern structural_tag request_id
     logits_processors return_tokens_as_token_ids return_token_ids kv_transfer_params vllm_xargs truncation_side
-    logprob_token_ids return_token_offsets stream_interval prompt_embeds session_id padding"""
+    logprob_token_ids return_token_offsets stream_interval prompt_embeds session_id padding watermarking
+    ec_transfer_params return_mm_kwargs routed_experts_prompt_start"""
 KNOWN: dict[type[RequestModel], str] = {
     ChatCompletionRequest: f"""{SAMPLING} {VLLM} messages model audio function_call functions logprobs
         max_completion_tokens max_tokens metadata modalities n parallel_tool_calls prediction prompt_cache_key
         prompt_cache_retention reasoning_effort response_format safety_identifier service_tier store stream
         stream_options tool_choice tools top_logprobs user verbosity web_search_options add_generation_prompt
         continue_final_message documents chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs
-        include_reasoning thinking_token_budget repetition_detection""",
+        include_reasoning thinking_token_budget repetition_detection return_prompt_text""",
     CompletionRequest: f"""{SAMPLING} {VLLM} echo model prompt best_of logprobs max_tokens n stream stream_options
         suffix user response_format""",
     EmbeddingRequest: """input model dimensions encoding_format user truncate_prompt_tokens add_special_tokens priority
@@ -66,6 +73,57 @@ def test_a_known_parameter_is_not_ignored(model: type[RequestModel], name: str) 
     assert name in refused.value.message
     if name not in NEEDED[model]:
         parse_request(model, {**NEEDED[model], name: None})
+
+
+def test_whole_floats_are_integers() -> None:
+    """As libraries write them whose numbers are all floats."""
+    needed = NEEDED[CompletionRequest]
+    found = parse_request(CompletionRequest, {**needed, "max_tokens": 5.0, "stop_token_ids": [7.0, 8, 9.0], "seed": 2})
+    assert isinstance(found, CompletionRequest)
+    assert repr((found.max_tokens, found.stop_token_ids, found.seed)) == "(5, (7, 8, 9), 2)"
+    options = parse_request(OllamaChatRequest, {"model": "m", "messages": [], "options": {"num_predict": 5.0}}).options
+    assert options is not None
+    assert repr(options.num_predict) == "5"
+    with pytest.raises(InvalidRequestError, match=r"^seed must be an integer"):  # as -2^63 - 1 is parsed
+        parse_request(CompletionRequest, {**needed, "seed": -9.223372036854775808e18})
+    for wrong in (5.5, "5.0", True, -1.0, 1e300):
+        with pytest.raises(InvalidRequestError, match=r"^max_tokens must be") as refused:
+            parse_request(CompletionRequest, {**needed, "max_tokens": wrong})
+        assert len(refused.value.message) < 400
+
+
+OPENAI, ANTHROPIC = openai.OpenAI(api_key="x"), anthropic.Anthropic(api_key="x")
+# Of the client itself, headers, who pays, and caching, which is automatic.
+NOT_IN_BODIES = {
+    "self",
+    "extra_headers",
+    "extra_query",
+    "extra_body",
+    "timeout",
+    "betas",
+    "user_profile_id",
+    "workspace_id",
+}
+WITHOUT_MEANING = {"billing_policy", "cache_control", "fallback_credit_token"}
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        (OPENAI.chat.completions.create, ChatCompletionRequest),
+        (OPENAI.completions.create, CompletionRequest),
+        (OPENAI.embeddings.create, EmbeddingRequest),
+        (OPENAI.responses.create, ResponsesRequest),
+        (ANTHROPIC.messages.create, MessagesRequest),
+        (ANTHROPIC.beta.messages.create, MessagesRequest),
+        (ANTHROPIC.messages.count_tokens, MessagesPrompt),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_every_parameter_of_the_sdks_is_known(method: Callable[..., Any], model: type[RequestModel]) -> None:
+    """One that changes the meaning of a request must not be ignored."""
+    known = model.model_fields.keys() | model.refused.keys() | model.hints.keys()
+    assert inspect.signature(method).parameters.keys() - NOT_IN_BODIES - WITHOUT_MEANING <= known
 
 
 @pytest.mark.parametrize("model", KNOWN, ids=lambda model: model.__name__)

@@ -241,6 +241,7 @@ OFF = {"reasoning_effort": "none"}
     [
         ("/v1/chat/completions", HEADLESS, {"thinking_token_budget": 5}, 5),
         ("/v1/chat/completions", OPENED, {"thinking_token_budget": 5}, 5),
+        ("/v1/chat/completions", OPENED, {"thinking_token_budget": -1}, None),
         ("/v1/chat/completions", OPENED, OFF, 0),
         ("/v1/chat/completions", HEADLESS, OFF, 0),
         ("/v1/chat/completions", THINKING, OFF, None),

@@ -103,10 +103,34 @@ def test_harmless_fields_are_accepted(tmp_path: Path, fields: dict[str, Any]) ->
     assert response.status_code == 200, response.text
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"input": 5}, "input must be a string or a list of items."),
+        ({"input": ["hi"]}, "input[0] must be an object."),
+        ({"tools": ["f"]}, "tools[0] must be an object."),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools[0] has name and parameters in `function`, as in chat completions: here they stand beside `type`.",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_accepted_is_said(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    response = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/responses", json={**ASK, **fields})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
+
+
+def test_an_unknown_item_is_told_the_known_types(tmp_path: Path) -> None:
+    body = {**ASK, "input": [{"type": "novelty"}]}
+    message = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/responses", json=body).json()["error"]["message"]
+    assert message.endswith("'reasoning', 'item_reference'."), "the name of those that are left out is the server's own"
+
+
 def test_hosted_tools_alone_cannot_be_demanded(tmp_path: Path) -> None:
     body = {**ASK, "tools": [{"type": "web_search"}], "tool_choice": "required"}
     error = call(says("ok"), tool_settings(tmp_path), "POST", "/v1/responses", json=body).json()["error"]
-    assert (error["param"], "no hosted tools" in error["message"]) == ("tool_choice", True)
+    assert (error["param"], "hosted ones" in error["message"]) == ("tool_choice", True)
 
 
 def test_unknown_model(tmp_path: Path) -> None:

@@ -238,6 +238,30 @@ def test_a_store_that_stays_keeps_its_folder(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "deep" / "data").iterdir()} == {"store.sqlite", "locks", "files", "jobs"}
 
 
+def test_the_end_waits_for_what_has_begun_and_not_for_what_waits(tmp_path: Path) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def hold(database: object) -> bool:
+        begun.set()
+        return may_end.wait(10)
+
+    async def use() -> tuple[object, object]:
+        store = Store(tmp_path)
+        first = asyncio.ensure_future(store.transact(hold))
+        await asyncio.to_thread(begun.wait, 10)
+        second = asyncio.ensure_future(store.transact(lambda db: done.append("second")))
+        second.add_done_callback(lambda _: may_end.set())
+        asyncio.get_running_loop().call_later(5, may_end.set)
+        await asyncio.sleep(0)
+        await store.close()
+        return await asyncio.gather(first, second, return_exceptions=True)
+
+    first, second = asyncio.run(use())
+    assert (first, done) == (True, [])
+    assert isinstance(second, asyncio.CancelledError)
+
+
 def test_a_temporary_store_may_have_gone_before_its_end() -> None:
     async def use() -> None:
         store = Store(None)

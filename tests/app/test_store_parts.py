@@ -15,10 +15,12 @@ import pytest
 from tessera.app.store import contents as contents_module
 from tessera.app.store import database as database_module
 from tessera.app.store.contents import ABANDONED_AFTER, Contents
-from tessera.app.store.database import MAX_JOURNAL, Database
+from tessera.app.store.database import Database
+from tessera.app.store.errors import StoreUnavailableError
 from tessera.app.store.folder import data_folder
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.objects import OBJECTS, ObjectTable, StoreLimits
+from tessera.app.store.schema import Schema
 
 NO_LIMITS = StoreLimits(10**9, None)
 
@@ -54,6 +56,7 @@ def test_a_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     incoming.write(b"de")
     assert incoming.num_bytes == 5
     incoming.publish("a-1_b")
+    assert len(os.listdir("/proc/self/fd")) == before
     assert synced == [(str(unfinished), b"abcde"), (str(tmp_path / "files"), ["a-1_b"])]
     incoming.discard()
     assert contents.path("a-1_b").read_bytes() == b"abcde", "what is published stays"
@@ -112,8 +115,23 @@ def test_a_sweep_takes_what_is_older_than_a_day(tmp_path: Path, monkeypatch: pyt
 def test_the_database_is_the_users_own_and_survives_kill_9(tmp_path: Path, database: Database) -> None:
     assert mode(tmp_path / "store.sqlite") == 0o600
     expected = {"journal_mode": "wal", "auto_vacuum": 2, "synchronous": 1, "foreign_keys": 1}
-    for pragma, value in {**expected, "journal_size_limit": MAX_JOURNAL}.items():
+    for pragma, value in {**expected, "journal_size_limit": 64 * 2**20}.items():
         assert database.query(lambda db, name=pragma: db.execute(f"PRAGMA {name}").fetchone()) == (value,)  # type: ignore[misc]
+
+
+def test_a_database_that_cannot_be_opened_leaves_no_descriptors(tmp_path: Path) -> None:
+    newer = Database(tmp_path / "newer.sqlite", [Schema("pets", (("CREATE TABLE pets (name TEXT)",),))])
+    newer.close()
+    (tmp_path / "damaged.sqlite").write_bytes(b"not a database" * 100)
+    before = len(os.listdir("/proc/self/fd"))
+    cases: list[tuple[str, Schema, type[Exception]]] = [
+        ("newer", Schema("pets", ()), StoreUnavailableError),
+        ("damaged", OBJECTS, sqlite3.DatabaseError),
+    ]
+    for name, schema, error in cases:
+        with pytest.raises(error) as raised:
+            Database(tmp_path / f"{name}.sqlite", [schema])
+        assert len(os.listdir("/proc/self/fd")) == before, f"{raised.value}, and whatever holds on to that"
 
 
 def test_a_query_sees_one_state_and_a_change_is_whole(tmp_path: Path, database: Database) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.support.server_fixture import write_tiny_model
 
 STALL_LIMIT = 0.020  # seconds
 DISK = "16m"
+NICENESS = 5  # of the attack's process
 
 
 def arguments() -> argparse.Namespace:
@@ -36,6 +38,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="a folder, or builtin for the demonstration model")
     parser.add_argument("--api-workers", type=int, default=2)
     parser.add_argument("--stall-limit", type=float, default=STALL_LIMIT, help="seconds")
+    parser.add_argument("--json", type=Path, help="a file for what was found")
+    parser.add_argument("--server-log", type=Path, help="a file for a copy of the server's log")
     parser.add_argument("--serve", default="", help="further options of tessera serve")
     given = parser.parse_args()
     unknown = set(given.parts.split(",")) - set(PARTS)
@@ -64,7 +68,7 @@ def small_disk() -> Iterator[Path | None]:
 def main() -> int:
     given = arguments()
     console = Console(width=150)
-    plan = Plan(given.parts.split(","), given.requests, given.seconds, given.seed)
+    plan = Plan(given.parts.split(","), given.requests, given.seconds, given.seed, niceness=NICENESS)
     with tempfile.TemporaryDirectory(prefix="attack") as name, small_disk() as disk:
         folder = Path(name)
         if given.model == "builtin":
@@ -79,7 +83,12 @@ def main() -> int:
         with running(command, folder, tmpdir=disk) as target:
             console.print(f"seed {plan.seed}, {target.host}:{target.port}")
             findings = uvloop.run(run(target, model_name, plan, console.print))
+            console.print(f"a quiet canary: {findings.quiet}")
         all_kept = show(findings, given.stall_limit, console)
+        if given.json:
+            given.json.write_text(json.dumps(findings, default=vars, indent=1))
+        if given.server_log:
+            given.server_log.write_text(target.log())
         if not all_kept:
             log = target.log()
             first = log.find(TRACEBACK)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from tests.attack import amplification, disconnects, faults, fuzz, overload, raw_http
 from tests.attack.canaries import Canaries
@@ -29,7 +31,7 @@ PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
 }
 SHARES = {"fuzz": 0.69, "raw": 0.2, "amplification": 0.02, "disconnects": 0.05, "overload": 0.03, "faults": 0.01}
 MOST = {"amplification": 3000, "faults": 300}  # requests; each of these costs as much as hundreds of the others
-TIME_WEIGHTS = {"fuzz": 8, "raw": 4, "amplification": 1, "disconnects": 3, "overload": 1, "faults": 1}
+TIME_WEIGHTS = {"fuzz": 14, "raw": 4, "amplification": 1, "disconnects": 3, "overload": 1, "faults": 1}
 LATEST = 300.0  # seconds beyond its time after which a part is given up
 
 
@@ -42,6 +44,7 @@ class Plan:
     seconds: float
     seed: int
     num_warm_up: int = 300
+    niceness: int = 0  # of the attack's process beside the server's, whose cores clients elsewhere would not take
     quiet_seconds: float = 60.0  # most that the server may take to become quiet
 
 
@@ -49,7 +52,9 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     """Attack a running server. Raises NoAnswerError where it does not serve before the attack."""
     findings = Findings()
     canaries = Canaries(target.wire, model, target.admin_port)
+    canaries.on_late = lambda line: tell(f"{datetime.now(UTC):%H:%M:%S} {line}")
     await canaries.learn()
+    findings.quiet = canaries.quiet
     answer = await target.wire.get("/openapi.json", key="sk-attacker")
     document = json.loads(answer.body)
 
@@ -67,6 +72,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
     await canaries.start()
+    os.nice(plan.niceness)
     flock = asyncio.create_task(canaries.watch())
     numbers = requests_by_part(plan)
     end = time.monotonic() + plan.seconds
@@ -87,7 +93,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         findings.engine_exits += max(len(engines - set(target.children(ENGINE))) - one.own_kills, 0)
         for number in range(canaries.num_kinds):
             await canaries.send_one(number)
-        tell(f"{name}: {one.part.requests} requests in {one.part.seconds:.0f} s")
+        tell(f"{datetime.now(UTC):%H:%M:%S} {name}: {one.part.requests} requests in {one.part.seconds:.0f} s")
         if not target.is_alive():
             break
     canaries.stop()

@@ -34,6 +34,7 @@ ADMIN_PAUSE = 0.25  # seconds
 
 PAUSE = 0.05  # seconds between two canaries
 QUIET_ROUNDS = 7
+LATE, LATE_ADMIN = 5.0, 0.3  # times its quiet time, and seconds, from which on an answer is told of
 LONG_PROMPT = 900  # tokens, about one step of the CPU's budget
 
 
@@ -83,6 +84,7 @@ class Sent:
     Attributes:
         number: which canary; None for the admin port.
         status: None without an answer.
+        text: what the model said, or the path of the admin port.
     """
 
     number: int | None
@@ -107,6 +109,7 @@ class Canaries:
         self.slowest_admin = 0.0
         self.part = Part()
         self.on_right: Callable[[float], object] = lambda multiple: None
+        self.on_late: Callable[[str], object] = lambda line: None
 
     async def learn(self) -> None:
         """The answers and the quiet times, before any attack."""
@@ -139,7 +142,10 @@ class Canaries:
         async for line in self._process.stdout:
             sent = Sent(**json.loads(line))
             if sent.number is None:
-                self.slowest_admin = max(self.slowest_admin, sent.end - sent.begin)
+                seconds = sent.end - sent.begin
+                self.slowest_admin = max(self.slowest_admin, seconds)
+                if seconds > LATE_ADMIN:
+                    self.on_late(f"{sent.text} of the admin port: {1000 * seconds:.0f} ms")
             else:
                 self._judge(sent, sent.number)
         await self._process.wait()
@@ -170,10 +176,10 @@ class Canaries:
         self._excused_until = math.inf if excused else time.monotonic()
 
     async def send_one(self, number: int) -> None:
-        """One canary, from this process."""
-        self._judge(await send(self._wire, self._canaries, number), number)
+        """One canary, from this process, in which it may wait for the attack's own work."""
+        self._judge(await send(self._wire, self._canaries, number), number, by_time=False)
 
-    def _judge(self, sent: Sent, number: int) -> None:
+    def _judge(self, sent: Sent, number: int, *, by_time: bool = True) -> None:
         """Note a canary in the part that is current when its end is known."""
         canary, part = self._canaries[number], self.part
         part.canaries += 1
@@ -183,11 +189,15 @@ class Canaries:
             part.wrong_canaries += wrong
         elif sent.status != 200:
             part.refused_canaries += 1
+            self.on_late(f"{canary.name}: no answer" if sent.status is None else f"{canary.name}: status {sent.status}")
         elif sent.text != canary.answer:
             part.wrong_canaries += 1
-        else:
+        elif by_time:
             seconds = sent.end - sent.begin
-            part.slowest_canary = max(part.slowest_canary, (seconds - self.step_seconds) / canary.quiet_seconds)
+            multiple = (seconds - self.step_seconds) / canary.quiet_seconds
+            part.slowest_canary = max(part.slowest_canary, multiple)
+            if multiple > LATE:
+                self.on_late(f"{canary.name}: {1000 * seconds:.0f} ms, {multiple:.1f} times its quiet time")
             self.on_right(seconds / canary.quiet_seconds)
 
 
@@ -227,7 +237,7 @@ async def _ask_admin(admin: Wire, is_over: asyncio.Event) -> None:
         begin = time.monotonic()
         with contextlib.suppress(NoAnswerError, OSError):  # the server's end is counted elsewhere
             await admin.get(path)
-        _tell(Sent(None, begin, time.monotonic()))
+        _tell(Sent(None, begin, time.monotonic(), text=path))
         await asyncio.sleep(ADMIN_PAUSE)
 
 

@@ -17,6 +17,7 @@ from tests.attack.wire import Connection, NoAnswerError
 
 HEALTH_DEADLINE = 5.0  # seconds until a dead or stopped engine shows
 RECOVERY = 60.0  # seconds until the server serves again
+NUM_SERVED = 8  # completions in a row that show it, so that each app process very likely has one
 RENDERER, PROBE = "tessera.app.text.renderer", "tessera.engine.grammar.probe"
 GRAMMARS_FOR_A_PROBE = 20
 
@@ -157,8 +158,11 @@ async def _until_served(attack: Attack) -> None:
         if not await _health(attack, 200):
             return False
         body = json.dumps({"model": attack.model, "prompt": "a", "max_tokens": 1}).encode()
-        answer = await attack.ask("a completion", "POST", "/v1/completions", body)
-        return answer is not None and answer.status == 200
+        for _ in range(NUM_SERVED):
+            answer = await attack.ask("a completion", "POST", "/v1/completions", body)
+            if answer is None or answer.status != 200:
+                return False
+        return True
 
     if not await _until(serves, RECOVERY):
         attack.part.unexpected["the server did not recover"] += 1

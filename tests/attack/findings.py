@@ -48,6 +48,7 @@ class Findings:
     slowest_admin: float = 0.0
     stalls: list[tuple[float, str]] = field(default_factory=list)  # seconds of their own, line of the log
     tracebacks: int = 0
+    quiet: str = ""  # the canaries' quiet times
     fresh: Usage | None = None  # before the warm-up
     before: Usage | None = None  # after it
     after: Usage | None = None

@@ -17,6 +17,7 @@ from tests.attack.wire import GONE, request_bytes
 
 PATH = "/v1/models"  # needs a key
 SECRET = f"Authorization: Bearer {ATTACKER}"
+UNKNOWN_KEY = b"sk-unknown"
 READ_TIMEOUT = 2.0  # seconds; many forms wait for more
 NUM_SLOW = 60  # connections
 SLOW_SECONDS = 6.0
@@ -99,8 +100,11 @@ FORMS: tuple[bytes, ...] = (
 
 
 def mutated(rng: random.Random, form: bytes) -> bytes:
-    """A form with some bytes changed, doubled or left out."""
-    data = bytearray(form[:20000])
+    """A form with some bytes changed, doubled or left out.
+
+    Its key is one that the server does not know: a change can make a right header of a wrong one.
+    """
+    data = bytearray(form.replace(ATTACKER.encode(), UNKNOWN_KEY)[:20000])
     for _ in range(rng.choice((1, 1, 2, 8))):
         place = rng.randrange(len(data))
         choice = rng.random()

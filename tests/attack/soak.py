@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import random
 import statistics
 import sys
@@ -34,6 +35,7 @@ from tests.support.server_fixture import write_tiny_model
 
 # Faults are left out: they replace processes, whose memory then begins anew.
 WEIGHTS = {fuzz: 6, raw_http: 4, disconnects: 6, overload: 3, amplification: 1}
+NICENESS = 5  # of the attack's process beside the server's, whose cores clients elsewhere would not take
 TURN = 20.0  # seconds of one part
 SAMPLE = 10.0  # seconds
 WARM_UP = 0.2  # share of the time after which memory and latency must be flat
@@ -79,6 +81,7 @@ class Soak:
         begin = time.monotonic()
         end = begin + self._seconds
         await self._canaries.start()
+        os.nice(NICENESS)
         flock = asyncio.create_task(self._canaries.watch())
         sampler = asyncio.create_task(self._sample(begin))
         while time.monotonic() < end and self._target.is_alive():

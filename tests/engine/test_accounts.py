@@ -94,6 +94,7 @@ def test_candidates_of_several_accounts_follow_what_is_admitted_between_them() -
     accounts = [Account(1), Account(2)]
     sequences = [make_sequence(accounts[number % 2], number) for number in range(6)]
     queue = queue_of(*sequences)
+    assert len(queue.some(5)) == 5
     candidates = queue.candidates()
     found = []
     for sequence in candidates:

@@ -11,6 +11,8 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.account import Account
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.sequence import Sequence
+from tessera.engine.kv_tiers.prefix_report import PrefixReport
+from tessera.engine.speculation.draft_keys import DraftKeys
 
 BLOCK_SIZE = 4
 
@@ -278,3 +280,115 @@ def test_a_block_whose_parent_is_gone_is_free_once_its_content_is_published_agai
     assert num_hits(manager, [*tokens(2), 0]) == 2
     manager.release(again)
     assert len(manager.free_blocks) + len(manager.cached_blocks) == 6
+
+
+# ---- what others hear of it ---------------------------------------------------------------------
+
+
+class Report(PrefixReport):
+    """Keeps every change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes: list[tuple[str, bytes]] = []
+
+    def note_stored(self, digest: bytes) -> None:
+        self.changes.append(("stored", digest))
+
+    def note_evicted(self, digest: bytes) -> None:
+        self.changes.append(("evicted", digest))
+
+
+def test_a_report_hears_of_every_block_that_can_be_found_and_of_its_end() -> None:
+    report = Report()
+    manager = BlockManager(3, BLOCK_SIZE, report=report)
+    first, _ = start(manager, tokens(2))
+    stored = [("stored", digest) for digest in first.block_digests]
+    assert report.changes == stored
+    follower, _ = start(manager, [*tokens(2), 9])
+    assert report.changes == stored, "it was there already"
+    manager.release(first)
+    manager.release(follower)
+    taker = make_sequence(tokens(2, first=80))
+    assert manager.allocate(taker, 2 * BLOCK_SIZE)
+    assert report.changes == [*stored, ("evicted", first.block_digests[1])]
+    manager.publish(taker, 8)
+    manager.release(taker, withdraw=True)
+    gone = [("evicted", digest) for digest in reversed(taker.block_digests)]
+    assert report.changes[3:] == [("stored", digest) for digest in taker.block_digests] + gone
+    manager.drop_contents()
+    assert report.changes[-1] == ("evicted", first.block_digests[0])
+
+
+def test_what_the_device_held_is_forgotten_and_its_blocks_are_free() -> None:
+    manager = BlockManager(8, BLOCK_SIZE, draft_keys=(keys := DraftKeys(8, BLOCK_SIZE)))
+    ended, _ = start(manager, tokens(3))
+    keys.note_computed(ended.block_table, 0, 12)
+    blocks = list(ended.block_table)
+    manager.release(ended)
+    assert len(manager.cached_blocks) == 3
+    manager.drop_contents()
+    assert sorted(manager.free_blocks) == list(range(8))
+    assert not manager.cached_blocks
+    assert num_hits(manager, [*tokens(3), 9]) == 0
+    assert not any(keys.is_complete(block) for block in blocks)
+
+
+def test_a_reset_of_some_accounts_leaves_what_others_have_computed() -> None:
+    manager = BlockManager(8, BLOCK_SIZE)
+    for account, first in ((7, 0), (8, 40)):
+        sequence = make_sequence(tokens(2, first))
+        sequence.account = Account(account)
+        assert manager.allocate(sequence, 8)
+        manager.publish(sequence, 8)
+        manager.release(sequence)
+    manager.reset([9])
+    assert len(manager.cached_blocks) == 4
+    manager.reset([7])
+    assert [num_hits(manager, [*tokens(2, first), 9]) for first in (0, 40)] == [0, 2]
+    manager.reset()
+    assert len(manager.free_blocks) == 8
+
+
+def test_blocks_beyond_the_tokens_that_count_are_given_back() -> None:
+    manager = BlockManager(8, BLOCK_SIZE)
+    sequence = make_sequence(tokens(5))
+    assert manager.allocate(sequence, 17)
+    table = list(sequence.block_table)
+    manager.trim(sequence, 9)
+    assert sequence.block_table == table[:3]
+    assert sorted(manager.free_blocks) == sorted({*range(8)} - {*table[:3]})
+    manager.trim(sequence, 12)
+    assert sequence.block_table == table[:3]
+
+
+def test_shared_blocks_have_the_draft_models_keys_as_far_as_it_has_computed_them() -> None:
+    manager = BlockManager(16, BLOCK_SIZE, draft_keys=(keys := DraftKeys(16, BLOCK_SIZE)))
+    first, _ = start(manager, tokens(3))
+    keys.note_computed(first.block_table, 0, 8)
+    follower, hits = start(manager, [*tokens(3), 9])
+    assert (hits, follower.num_drafter_tokens) == (3, 8)
+    same, other = make_sequence([*tokens(4, 60), 1]), make_sequence([*tokens(4, 60), 2])
+    for sequence in (same, other):
+        assert manager.allocate(sequence, 17)
+        keys.note_computed(sequence.block_table, 0, 16)
+        sequence.num_drafter_tokens = 16
+    keys.forget_block(same.block_table[2])
+    manager.publish(same, 16)
+    manager.publish(other, 16)
+    assert other.block_table[:4] == same.block_table[:4]
+    assert (same.num_drafter_tokens, other.num_drafter_tokens) == (16, 8)
+    manager.release(other)
+    assert other.num_drafter_tokens == 0
+    for sequence in (first, follower, same):
+        manager.release(sequence)
+    taker = make_sequence(tokens(16, 200))
+    assert manager.allocate(taker, 64)
+    assert not any(keys.is_complete(block) for block in range(16)), "they hold other tokens now"
+
+
+def test_without_prefix_caching_nothing_is_hashed() -> None:
+    manager = BlockManager(8, BLOCK_SIZE, prefix_caching=False)
+    sequence, _ = start(manager, tokens(3))
+    manager.extend_digests(sequence, 3)
+    assert sequence.block_digests == []

@@ -22,11 +22,12 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
-from tessera.engine.contract.messages import AddEmbedding, AddRequest, EmbeddingOutput
+from tessera.engine.contract.messages import AccountRef, AddEmbedding, AddRequest, EmbeddingOutput
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.core.embedder import BUSY_SHARE, Embedder, EmbeddingMetrics, EmbeddingOnlyCore
+from tessera.engine.core.embedder import BUSY_SHARE, Embedder, EmbeddingMetrics, EmbeddingOnlyCore, PassTurns
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
+from tests.support.fake_runner import Harness
 from tests.support.tiny_encoder import build_encoder, inputs, write_pooling
 
 VOCAB_SIZE = 100
@@ -112,6 +113,42 @@ def test_passes_are_small_while_text_is_generated_but_always_move_on(model: Fake
     assert max(sum(map(len, made)) for made in model.passes[:-1]) <= 40 // BUSY_SHARE
     assert model.passes[-1] == [[2] * 20]  # longer than a small pass, and still whole
     assert len(vectors(found[ME, "a"])) == 11
+
+
+class SlowModel(FakeModel):
+    """Each of its passes takes a while by the clock of an engine that generates."""
+
+    seconds = 0.06
+
+    def __init__(self, engine: Harness) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Any:
+        self._engine.now += self.seconds
+        return super().compute(inputs, first_lengths)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_fault_fairness_long_passes_leave_half_of_the_time_to_other_accounts_generation(is_own: bool) -> None:
+    generation = Harness()
+    accounts = generation.core.accounts
+    turns = PassTurns(accounts, clock=lambda: generation.now)
+    models = [SlowModel(generation), SlowModel(generation)]
+    embedders = [Embedder(model, max_queue_len=3, accounts=accounts, turns=turns) for model in models]
+    generation.add("g", [1, 2, 3], 100, account=AccountRef(1), ignore_eos=True)
+    for embedder in embedders:
+        embedder.add_request(AddEmbedding("e", [[1] * 20] * 150, account=AccountRef(1 if is_own else 2)), ME)
+    num_turns, step_seconds = 60, 0.003
+    for _ in range(num_turns):
+        generation.step(step_seconds)
+        for embedder in embedders:
+            embedder.step(busy=True)
+    num_passes = sum(len(model.passes) for model in models)
+    if is_own:
+        assert num_passes == 2 * num_turns
+    else:
+        assert 2 <= num_passes <= 1 + num_turns * step_seconds / SlowModel.seconds
 
 
 @pytest.mark.parametrize(

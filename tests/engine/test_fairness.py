@@ -16,6 +16,7 @@ from tessera.engine.core.account import Account, Accounts
 from tessera.engine.core.fair_queue import AGEING_ADMISSIONS
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.slot_table import ScheduledStep
+from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.core.takeover import MAX_LAG
 from tests.support.fake_runner import NON_FINITE, Harness, generate
 
@@ -155,6 +156,39 @@ def test_fault_fairness_d7_a_key_that_uses_its_share_waits_for_no_turn_of_20_hea
             engine.step()
     assert engine.core.num_waiting > 100
     assert max(waits) == 1, waits
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_fault_fairness_a_heavy_keys_prompts_leave_half_of_the_time_to_a_light_keys_decodes(is_own: bool) -> None:
+    engine = Harness(num_blocks=80, block_size=64, max_num_seqs=16, max_num_batched_tokens=1024, max_model_len=1024)
+    decode_seconds, token_seconds = 0.0024, 0.00003
+    start = engine.runner.start
+
+    def timed(batch: StepBatch) -> Any:
+        engine.now += decode_seconds + batch.num_tokens * token_seconds
+        return start(batch)
+
+    engine.runner.start = timed  # type: ignore[method-assign]
+    rng = random.Random(18)
+
+    def long_prompt() -> list[int]:
+        return [rng.randrange(1, 90) for _ in range(400)]
+
+    for name in ("one", "two"):  # so that the engine learns what steps take
+        engine.add(name, long_prompt(), 5, account=HEAVY, ignore_eos=True)
+        engine.run()
+    engine.add("light", [7, 8, 9], 60, account=HEAVY if is_own else LIGHT, ignore_eos=True)
+    engine.step(0.0)
+    for number in range(10):
+        engine.add(f"heavy-{number}", long_prompt(), 1, account=HEAVY)
+    gaps = []
+    while "light" not in engine.finish_reasons:
+        begin = engine.now
+        engine.step(0.0)
+        gaps.append(engine.now - begin)
+    gaps = gaps[2:]  # until the heavy key is ahead
+    assert (max(gaps) < 2.2 * decode_seconds) == (not is_own), gaps
+    assert sum(f"heavy-{number}" in engine.finish_reasons for number in range(10)) >= 6, "they always move on"
 
 
 def test_a_key_that_is_ahead_by_more_than_a_step_waits_until_others_have_caught_up() -> None:

@@ -20,10 +20,11 @@ HEAVY, LIGHT = AccountRef(1), AccountRef(2)
 
 
 class Asked(PrefillBudget):
-    """Limits nothing, and keeps what it was asked and told."""
+    """Limits prompts to so many tokens, and keeps what it was asked and told."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
+        self._limit = limit
         self.beside_decodes: list[tuple[float, ...]] = []
         self.for_many: list[tuple[float, ...]] = []
         self.steps: list[tuple[int, float]] = []
@@ -32,20 +33,20 @@ class Asked(PrefillBudget):
         self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
     ) -> int:
         self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len))
-        return most
+        return min(most, self._limit)
 
     def tokens_for_many_prompts(
         self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
     ) -> int:
         self.for_many.append((most, num_decodes, num_prompts, prompt_len))
-        return most
+        return min(most, self._limit)
 
     def record_step(self, num_prompt_tokens: int, seconds: float) -> None:
         self.steps.append((num_prompt_tokens, seconds))
 
 
-def asked(steps: Steps) -> Asked:
-    budget = steps.scheduler._prefill_budget = Asked()
+def asked(steps: Steps, limit: int = 10**6) -> Asked:
+    budget = steps.scheduler._prefill_budget = Asked(limit)
     return budget
 
 
@@ -78,17 +79,29 @@ def test_steps_without_drafts_are_measured_by_their_prompts_tokens() -> None:
     budget = asked(steps)
     steps.add("a", 5)
     steps.step()
-    steps.add("b", 7)
+    steps.add("b", 2)
     steps.add("c", 9)
     step = steps.schedule()
     steps.scheduler.record_duration(step, 0.5)
-    assert budget.steps == [(16, 0.5)], "not the decode's token"
+    assert budget.steps == [(11, 0.5)], "not the decode's token"
     step.reads_texts = True
     steps.scheduler.record_duration(step, 0.5)
     step.reads_texts = False
     step.verified = [cast(Any, object())]
     steps.scheduler.record_duration(step, 0.5)
     assert len(budget.steps) == 1, "these take longer for other reasons"
+
+
+def test_the_prompts_of_a_step_share_its_budget() -> None:
+    steps = Steps()
+    asked(steps, limit=10)
+    heavy, light = steps.add("heavy", 60, account=HEAVY), steps.add("light", 40, account=LIGHT)
+    assert steps.step() == {"heavy": 10}
+    heavy.account.service, light.account.service = 1000.0, 0.0
+    assert steps.step() == {"light": 10}
+    assert steps.step() == {"light": 10}
+    heavy.account.service, light.account.service = 0.0, 1000.0
+    assert steps.step() == {"heavy": 10}
 
 
 def test_a_prompt_leaves_a_token_to_each_behind_it_and_takes_all_others() -> None:
@@ -127,7 +140,7 @@ def drafted(steps: Steps, *sequences: Sequence, length: int = 9) -> list[int]:
 def test_drafts_share_a_steps_room_in_order() -> None:
     steps = Steps(max_drafts=4)
     assert drafted(steps, *decoding(steps, 3, 3), length=3) == [3, 1]
-    none = Steps(max_drafts=0)
+    none = Steps()
     assert drafted(none, *decoding(none, 3)) == [0]
 
 
@@ -192,11 +205,12 @@ def test_a_step_starts_no_more_once_it_has_matched_so_many_blocks(monkeypatch: p
     steps = Steps(prefix_caching=True)
     first = steps.add("first", 16)
     steps.step()
-    for name in "abcd":
+    for name in "abcdef":
         steps.add(name, 16).token_ids = first.token_ids[:16]
     monkeypatch.setattr(scheduler_module, "MAX_MATCHED_BLOCKS", 6)
     assert list(steps.step()) == ["first", "a", "b"], "three of each"
-    assert list(steps.step()) == ["first", "a", "b", "c", "d"]
+    monkeypatch.setattr(scheduler_module, "MAX_MATCHED_BLOCKS", 7)
+    assert list(steps.step()) == ["first", "a", "b", "c", "d", "e"]
 
 
 def test_a_step_has_no_more_sequences_than_seats_and_tokens() -> None:
@@ -215,6 +229,16 @@ def test_a_step_has_no_more_sequences_than_seats_and_tokens() -> None:
         few.scheduler.finish(sequence, "stop")
         assert sequence.finish_reason == "stop"
     assert not few.scheduler.has_unfinished
+
+
+def test_a_sequence_whose_last_token_is_on_the_way_computes_no_more() -> None:
+    steps = Steps()
+    sequence = steps.add("a", 3)
+    sequence.max_num_tokens = 5
+    steps.complete(steps.schedule())
+    steps.schedule()
+    assert steps.scheduler.schedule(now=1.0) is None
+    assert sequence.num_computed_tokens == 4
 
 
 def test_times_and_cached_tokens_are_those_of_the_first_step() -> None:
@@ -324,6 +348,19 @@ def test_what_was_computed_before_a_preemption_is_not_charged_again() -> None:
     assert other.account.service == before + 4
 
 
+def test_what_is_computed_again_in_several_steps_is_not_charged_in_any_of_them() -> None:
+    steps = Steps(budget=8)
+    sequence = steps.add("a", 20)
+    other = steps.add("b", 1, account=LIGHT)
+    while not sequence.num_output_tokens:
+        steps.step()
+    other.account.service = sequence.account.service - 100
+    before = sequence.account.service
+    steps.scheduler._preempt(sequence)
+    assert [steps.step()["a"] for _ in range(3)] == [7, 7, 7]
+    assert sequence.account.service == before + 1 + 1
+
+
 def test_a_waiting_prompt_has_its_tokens_kept_by_those_that_go_after_it() -> None:
     for lead, expected in ((1.0, {"light": 10, "heavy": 6}), (0.0, {"heavy": 16}), (-1.0, {"heavy": 16})):
         steps = Steps(budget=16)
@@ -358,9 +395,12 @@ def test_a_long_waiting_prompt_has_a_whole_step_kept() -> None:
     assert steps.step() == {"light": 16}
 
 
-def test_a_new_accounts_sequence_takes_a_seat_and_its_account_pays_for_it() -> None:
-    steps = Steps(max_num_seqs=2)
-    heavy = [steps.add(f"heavy{number}", 10, account=HEAVY) for number in range(2)]
+@pytest.mark.parametrize(("prefix_caching", "num_tokens", "cost"), [(False, 10, 10), (True, 10, 2), (True, 8, 0)])
+def test_a_new_accounts_sequence_takes_a_seat_and_its_account_pays_for_it(
+    prefix_caching: bool, num_tokens: int, cost: int
+) -> None:
+    steps = Steps(max_num_seqs=2, prefix_caching=prefix_caching)
+    heavy = [steps.add(f"heavy{number}", num_tokens, account=HEAVY) for number in range(2)]
     steps.step()
     light = steps.add("light", 4, account=LIGHT)
     step = steps.schedule()
@@ -370,9 +410,32 @@ def test_a_new_accounts_sequence_takes_a_seat_and_its_account_pays_for_it() -> N
     steps.complete(step)
     steps.scheduler.finish(light, "stop")
     before = light.account.service
-    assert steps.step()["heavy1"] == 11
-    assert light.account.service == before + 10, "what is computed again because of it"
+    assert steps.step()["heavy1"] == 1 + cost
+    assert light.account.service == before + cost, "what is computed again because of it"
     assert heavy[1].displaced_by is None
+
+
+def test_none_makes_way_for_a_sequence_whose_adapter_has_no_slot() -> None:
+    steps = Steps(max_num_seqs=2, adapters=Seats("heavy0", "heavy1"))
+    for number in range(2):
+        steps.add(f"heavy{number}", 3, account=HEAVY)
+    steps.step()
+    steps.add("light", 3, account=LIGHT)
+    step = steps.schedule()
+    assert not step.preempted
+    assert list(tokens_of(step)) == ["heavy0", "heavy1"]
+
+
+def test_another_accounts_sequence_starts_although_the_first_found_no_room() -> None:
+    steps = Steps(num_blocks=8)
+    heavy = steps.add("heavy", 15, account=HEAVY)
+    steps.step()
+    steps.add("large", 20, account=HEAVY)
+    light = steps.add("light", 4, account=LIGHT)
+    light.account.service = heavy.account.service + 1000.0
+    assert list(steps.step()) == ["heavy"]
+    heavy.account.service = light.account.service + 1000.0
+    assert list(steps.step()) == ["heavy", "light"]
 
 
 def test_a_new_accounts_sequence_takes_as_many_blocks_as_it_needs() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import queue
 import threading
 
-from tessera.app.ops.metrics_page import BURST, INTERVAL, MetricsPage
+from tessera.app.ops.metrics_page import BURST, INTERVAL, EngineText, MetricsPage
+from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tests.engine.test_client import count, engine, run, until_well
@@ -37,6 +38,33 @@ def test_fault_metrics_however_many_ask_a_text_is_rendered_once_a_second() -> No
             assert int(texts[0]) > asked, "a text is not older than the question"
             await asyncio.sleep(0.01)
         assert SECONDS / INTERVAL <= num_rendered <= SECONDS / INTERVAL + BURST + 1
+
+    loop = VirtualTimeLoop(asyncio.Protocol)
+    try:
+        loop.run_until_complete(scenario())
+    finally:
+        loop.close()
+
+
+def test_fault_metrics_an_engine_that_is_stopped_after_its_restart_is_not_waited_for() -> None:
+    patience, is_down, goes_on = 0.2, True, asyncio.Event()
+
+    async def ask() -> bytes:
+        if is_down:
+            raise EngineUnavailableError("it is down")
+        await goes_on.wait()
+        return b"text"
+
+    async def scenario() -> None:
+        nonlocal is_down
+        text = EngineText(ask, patience)
+        assert await text.latest() == b""
+        is_down = False
+        begin = loop.time()
+        assert await asyncio.wait_for(text.latest(), PATIENCE) == b""
+        assert loop.time() - begin <= 2 * patience
+        goes_on.set()
+        assert await text.latest() == b"text"
 
     loop = VirtualTimeLoop(asyncio.Protocol)
     try:

@@ -246,6 +246,8 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (["model", "--siez", "3"], "app: unrecognized arguments: --siez 3; did you mean --size?"),
         (["--siez=3"], "app: unrecognized arguments: --siez=3; did you mean --size?"),
         (["--no-cahce"], "app: unrecognized arguments: --no-cahce; did you mean --no-cache?"),
+        (["--enable-cache"], "app: unrecognized arguments: --enable-cache; did you mean --cache?"),
+        (["--model", "x"], "app: unrecognized arguments: --model; MODEL is given without --model"),
         (["model", "another"], "app: unrecognized arguments: another"),
         (["--key", "no word"], "app: argument --key: must be a word"),
     ],

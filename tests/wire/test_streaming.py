@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from typing import Any
 
 import anthropic
@@ -33,6 +35,23 @@ def test_wire_1_frames_are_data_lines_and_done_is_the_last(plain: Scripted, path
     assert response.content.endswith(b"}\n\ndata: [DONE]\n\n")
     assert response.content.count(b"[DONE]") == 1
     assert len(events(response.content)) > NUM_TOKENS // 2, "every other frame is JSON"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_wire_1_a_client_of_http_1_0_gets_no_chunks(plain: Scripted, stream: bool) -> None:
+    body = json.dumps({**ASK, "stream": stream}).encode()
+    head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
+    url = plain.http.base_url
+    with socket.create_connection((url.host, url.port), timeout=30) as connection:
+        connection.sendall(head.encode() + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    fields, _, content = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in fields.lower()
+    if stream:
+        assert events(content), "nothing stands between the events"
+    else:
+        assert json.loads(content)["choices"][0]["text"] == TEXT
 
 
 def test_wire_2_first_and_last_chunk_of_each_choice(plain: Scripted) -> None:

@@ -27,7 +27,9 @@ def doctor_command(given: GivenOptions) -> int:
     checks = [*gpu, *machine_checks(options.host, options.port), *package_checks(), *models, data_check()]
     broken = [check for check in checks if check.status == "error"]
     on_cpu = ", ".join(check.value for check in broken if check.group != "GPU")
-    verdicts = {"serving on the GPU": no_gpu, "serving on the CPU": on_cpu, "downloading models": no_download}
+    verdicts = {"serving on the GPU": no_gpu, "serving on the CPU": on_cpu}
+    if options.network or no_download:  # otherwise it is not known
+        verdicts["downloading models"] = no_download
     if options.json:
         works = {name: {"works": not reason, "reason": reason or None} for name, reason in verdicts.items()}
         found = {"ok": not broken, "works": works, "checks": to_builtins(checks)}

@@ -42,6 +42,7 @@ class ChatCompletionRequest(ChatRequest):
         **GenerationRequest.refused,
         "audio": (),
         "modalities": (["text"],),
+        "return_prompt_text": (False,),
     }
     hints: ClassVar[FieldValues] = {
         **GenerationRequest.hints,

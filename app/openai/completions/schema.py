@@ -15,7 +15,7 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 class CompletionRequest(GenerationRequest):
     """One or several prompts, `n` completions each; choices are numbered prompt by prompt."""
 
-    refused: ClassVar[FieldValues] = {**GenerationRequest.refused, "suffix": ("",), "thinking_token_budget": ()}
+    refused: ClassVar[FieldValues] = {**GenerationRequest.refused, "suffix": ("",), "thinking_token_budget": (-1,)}
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"model": "MODEL", "prompt": "Once upon a time", "max_tokens": 64},

@@ -36,6 +36,8 @@ SEALED_INCLUDED = "reasoning.encrypted_content"
 
 
 def _as_items(value: Any) -> Any:
+    if type(value) not in (str, list):
+        raise wrong("must be a string or a list of items")
     return [{"role": "user", "content": value}] if type(value) is str else value
 
 
@@ -117,6 +119,7 @@ class ResponsesRequest(SamplingFields):
     }
     hints: ClassVar[FieldValues] = {
         "access_programs": (),
+        "background_options": ({"completion_window": "soonest"},),
         "context_management": ([],),
         "mm_processor_kwargs": ({},),
         "moderation": (),
@@ -205,10 +208,5 @@ class ResponsesRequest(SamplingFields):
         if self.conversation is not None and self.previous_response_id is not None:
             raise InvalidRequestError(
                 "conversation and previous_response_id cannot both be given.", param="previous_response_id"
-            )
-        if self.tools and not self.offered_tools.functions and self.tool_choice and self.tool_choice.choice.forced:
-            raise InvalidRequestError(
-                "tool_choice demands a call, but this server has no hosted tools, and tools has no others.",
-                param="tool_choice",
             )
         check_readable(self.input)

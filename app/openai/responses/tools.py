@@ -69,6 +69,8 @@ def _known(value: Any) -> Any:
     if _kind(value) not in ("function", "custom", "namespace", "hosted") and type(value) is dict:
         shown = kind[:40] if type(kind) is str else "unknown"
         raise wrong(f"has the type '{shown}', but only function, custom, namespace and hosted tools are known")
+    if kind == "function" and type(value) is dict and "name" not in value and type(value.get("function")) is dict:
+        raise wrong("has name and parameters in `function`, as in chat completions: here they stand beside `type`")
     return value
 
 
