@@ -14,13 +14,15 @@ import pytest
 
 from tessera.app.store import contents as contents_module
 from tessera.app.store import database as database_module
+from tessera.app.store import errors as errors_module
 from tessera.app.store.contents import ABANDONED_AFTER, Contents
 from tessera.app.store.database import Database
-from tessera.app.store.errors import StoreUnavailableError
+from tessera.app.store.errors import StoreFullError, StoreQuotaError, StoreUnavailableError, store_errors
 from tessera.app.store.folder import data_folder
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.objects import OBJECTS, ObjectTable, StoreLimits
-from tessera.app.store.schema import Schema
+from tessera.app.store.schema import Schema, migrate
+from tessera.engine.contract.errors import EngineError
 
 NO_LIMITS = StoreLimits(10**9, None)
 
@@ -182,6 +184,52 @@ def test_unused_pages_go_back_so_many_at_a_time(database: Database, monkeypatch:
     assert num_unused() == 15
     database.give_back_space()
     assert num_unused() == 10
+
+
+def test_tables_that_cannot_be_made_leave_no_transaction_open(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+    migrate(connection, [Schema("pets", (("CREATE TABLE pets (name TEXT)",),))])
+    with pytest.raises(StoreUnavailableError, match="newer version"):
+        migrate(connection, [Schema("pets", ())])
+    assert not connection.in_transaction
+    connection.close()
+
+
+# ---- what fails ---------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_is_said_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(errors_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(errors_module, "_logged_at", {})
+    faults: list[tuple[Exception, type[EngineError], str]] = [
+        (OSError(errno.EIO, "bad block"), StoreUnavailableError, "cannot be read or changed just now"),
+        (OSError(errno.ENOSPC, "full"), StoreFullError, "no space left"),
+        (sqlite3.OperationalError("disk I/O error"), StoreUnavailableError, "cannot be read or changed just now"),
+        (sqlite3.OperationalError("database or disk is full"), StoreFullError, "no space left"),
+    ]
+
+    def fail() -> list[str]:
+        caplog.clear()
+        for fault, error, message in faults:
+            with pytest.raises(error, match=message), store_errors():
+                raise fault
+        return [record.message for record in caplog.records]
+
+    said = fail()
+    assert said == [
+        "the data folder: [Errno 5] bad block",
+        "the data folder: [Errno 28] full",
+        "the data folder's database: disk I/O error",
+        "the data folder's database: database or disk is full",
+    ]
+    clock[0] = 1060.0
+    assert fail() == []
+    clock[0] = 1060.5
+    assert fail() == said
+    assert (StoreUnavailableError().status, StoreFullError().status, StoreQuotaError().status) == (503, 507, 400)
 
 
 # ---- locks and the folder -----------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.messages import AccountRef
 from tessera.engine.core import scheduler as scheduler_module
+from tessera.engine.core.account import Accounts
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.sequence import Sequence
 from tests.engine.test_scheduler import Steps, tokens_of
@@ -176,6 +177,18 @@ def test_tokens_of_a_draft_that_were_rejected_are_not_computed() -> None:
     assert sequence.num_computed_tokens == 5, "it has no blocks any more"
 
 
+def test_penalties_are_counted_anew_where_a_draft_was_rejected() -> None:
+    for penalty, num_counted in ((0.5, 1), (0.0, 0)):
+        steps = Steps(max_drafts=20)
+        sequence = steps.add("a", 3, presence_penalty=penalty)
+        steps.step()
+        sequence.draft, sequence.draft_source = [7, 7], "ngram"
+        steps.complete(steps.schedule())
+        sequence.draft = []
+        steps.scheduler.give_back(sequence, 2)
+        assert len(steps.schedule().batch.slot_inits) == num_counted
+
+
 # ---- rows of one token --------------------------------------------------------------------------
 
 
@@ -267,6 +280,43 @@ def test_blocks_of_a_sequence_that_failed_are_not_found() -> None:
         assert len(steps.scheduler.waiting) == 0
 
 
+def test_a_sequence_that_is_loaded_has_a_seat_and_is_the_first_to_lose_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = Steps(num_blocks=7, max_num_seqs=3)
+
+    def start_load(sequence: Sequence) -> bool:
+        return sequence.request_id == "loads" and steps.blocks.allocate(sequence, sequence.num_tokens)
+
+    monkeypatch.setattr(steps.blocks, "start_load", start_load)
+    runs, loads = steps.add("runs", 4), steps.add("loads", 8)
+    steps.step()
+    late = steps.add("late", 8)
+    assert list(steps.step()) == ["runs"], "a spare block for each that has a seat"
+    stats = steps.scheduler.stats()
+    assert (stats.num_running, stats.num_waiting, steps.scheduler.loading) == (1, 2, [loads])
+    while loads.has_seat:
+        step = steps.schedule()
+        assert list(tokens_of(step)) == ["runs"]
+        steps.complete(step)
+    assert step.preempted == [loads]
+    assert (runs.num_preemptions, runs.num_tokens) == (0, 22)
+    steps.scheduler.finish(runs, "stop")
+    steps.scheduler.finish(late, "abort")
+    assert steps.scheduler.schedule(now=1.0) is None
+    assert steps.scheduler.loading == [loads]
+    assert steps.scheduler.has_unfinished
+
+
+def test_a_sequence_that_was_loaded_and_preempted_starts_once() -> None:
+    steps = Steps()
+    sequence = steps.add("a", 4)
+    steps.step()
+    steps.scheduler._loaded.append(sequence)
+    steps.scheduler._preempt(sequence)
+    assert [len(steps.schedule().admitted), len(steps.schedule().admitted)] == [1, 0]
+
+
 class Seats(AdapterSeats):
     """Seats for the sequences named."""
 
@@ -325,6 +375,15 @@ def test_an_account_is_charged_for_its_tokens_by_its_weight() -> None:
     assert (alone.account.service, other.account.service) == (15.0, 13.0 + (6 + 2) / 2)
     steps.step()
     assert (alone.account.service, other.account.service) == (17.0, 17.0 + (1 + 2) / 2)
+
+
+def test_accounts_that_others_charge_too_are_the_schedulers() -> None:
+    accounts = Accounts()
+    steps = Steps(accounts=accounts)
+    other = accounts.find(LIGHT)
+    accounts.open(other)
+    other.charge(50.0)
+    assert steps.add("a", 3).account.service == 50.0, "level with what is computed elsewhere"
 
 
 def test_rows_of_scored_prompts_are_charged() -> None:

@@ -27,6 +27,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 VOCAB_SIZE = 12
 SEQS_OF_SETTINGS = 40
+PROMPT_LEN = 24
 NUM_TOKENS = 50
 SEED = 20261
 LOGITS = np.random.default_rng(SEED).normal(0.0, 2.0, (VOCAB_SIZE, VOCAB_SIZE)).astype(np.float32)
@@ -41,6 +42,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 2.0, "top_n_sigma": 2.5, "min_p": 0.02, "top_k": 7, "top_p": 0.95},
 ]
 NUM_SEQS = SEQS_OF_SETTINGS * len(SETTINGS)
+MAX_SEQS = 56  # at a time, so that a step has room for whole drafts
 
 
 class TableRunner:
@@ -51,13 +53,13 @@ class TableRunner:
 
     def __init__(self) -> None:
         self._ops = CpuOps()
-        self._drafts = np.zeros((8, NUM_SEQS), np.int32)
+        self._drafts = np.zeros((8, MAX_SEQS), np.int32)
 
     def start(self, batch: StepBatch) -> Done:
         for number, step in enumerate(batch.drafting):
             newest = step.input_ids if number == 0 else self._drafts[number - 1, -1 - step.input_ids]
             self._drafts[number, step.sampling.slots] = self._choose(DRAFT_LOGITS, newest, step)
-        ids = np.append(np.zeros(NUM_SEQS, np.int32), self._drafts)[np.maximum(-1 - batch.input_ids, 0)]
+        ids = np.append(np.zeros(MAX_SEQS, np.int32), self._drafts)[np.maximum(-1 - batch.input_ids, 0)]
         chosen = self._choose(LOGITS, np.where(batch.input_ids < 0, ids, batch.input_ids), batch)
         return Done(StepResult(chosen), self._drafts.copy())
 
@@ -99,10 +101,13 @@ def predict(number: int) -> list[int]:
 
 
 def sample_texts(method: str) -> list[list[int]]:
-    """The first token and the completion of each sequence; settings take turns."""
+    """The last token of the prompt and the completion of each sequence; settings take turns.
+
+    What is looked up in prompts has another distribution than the model's.
+    """
     config = EngineConfig(
         model="table",
-        max_num_seqs=NUM_SEQS,
+        max_num_seqs=MAX_SEQS,
         max_num_batched_tokens=4096,
         speculation="on",
         speculative_method="ngram" if method == "prediction" else method,  # type: ignore[arg-type]
@@ -118,11 +123,12 @@ def sample_texts(method: str) -> list[list[int]]:
         eos_token_ids=[],
         draft_limits=fake_limits(method, None, 256) if method in MODEL_METHODS else None,
     )
-    texts = [[number % VOCAB_SIZE] for number in range(NUM_SEQS)]
-    for number, text in enumerate(texts):
+    prompts = np.random.default_rng(SEED).integers(0, VOCAB_SIZE, (NUM_SEQS, PROMPT_LEN)).tolist()
+    texts = [prompt[-1:] for prompt in prompts]
+    for number, prompt in enumerate(prompts):
         params = SamplingParams(max_tokens=NUM_TOKENS, seed=SEED + number, **SETTINGS[number % len(SETTINGS)])
         prediction = token_ids(predict(number)) if method == "prediction" else None
-        request = AddRequest(str(number), token_ids(text), params, 0.0, prediction_token_ids=prediction)
+        request = AddRequest(str(number), token_ids(prompt), params, 0.0, prediction_token_ids=prediction)
         core.add_request(request, b"client")
     while core.has_work:
         for output in core.step().get(b"client", []):
