@@ -100,6 +100,7 @@ test-gpu: .venv/.dev
 # its own.
 test-emulated: .venv/.dev
 	TESSERA_EMULATED=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 --timeout 0 $(or $(ARGS),$(KERNEL_TESTS))
+	$(if $(ARGS),,TESSERA_EMULATED=1 $(BIN)/python -m pytest --numprocesses 2 --timeout 0 tests/emulation)
 
 # What the kernels read and write, under NVIDIA's compute-sanitizer (from the CUDA toolkit); ARGS choose tests.
 sanitize-gpu: .venv/.dev

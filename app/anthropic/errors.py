@@ -19,10 +19,15 @@ ERROR_TYPES = {
     504: "timeout_error",
 }
 
+NO_THREADS = "thread_unsupported_request"  # upon which Anthropic's SDK sends the whole conversation
+
 
 def message_error_object(error: RequestError) -> dict[str, Any]:
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    found: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.code == NO_THREADS:
+        found["details"] = {"error_code": NO_THREADS, "unsupported": [error.param]}
+    return {"type": "error", "error": found}
 
 
 ANTHROPIC = Dialect(re.compile(r"/v1/messages(?:/|\Z)"), message_error_object, MessageErrorObject, b"request-id")

@@ -13,9 +13,15 @@ StopReasonName: TypeAlias = Literal[
 ]
 
 
+class MessageErrorDetails(ApiObject):
+    error_code: str
+    unsupported: list[str]
+
+
 class MessageErrorFields(ApiObject):
     type: str
     message: str
+    details: MessageErrorDetails | None = Field(default=None, description="Only where `thread` is refused.")
 
 
 class MessageErrorObject(ApiObject):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from tessera.app.anthropic.blocks import ContentBlock, Message, unreadable
 from tessera.app.anthropic.client_tools import CLIENT_TOOLS, ClientTool
 from tessera.app.anthropic.context import ContextManagement
+from tessera.app.anthropic.errors import NO_THREADS
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.schema.examples import HELLO, WEATHER_PARAMETERS
 from tessera.app.schema.fields import (
@@ -221,7 +222,7 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
         "compaction": (),
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
-        "thread": (),  # a conversation that the server holds: without it a turn has no history
+        "thread": (),
     }
     hints: ClassVar[FieldValues] = {
         **MessagesPrompt.hints,
@@ -229,6 +230,16 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
         "fallbacks": ([],),
         "service_tier": ("auto", "standard_only"),
     }
+
+    @classmethod
+    def check_refused(cls, body: Mapping[str, Any]) -> None:
+        if body.get("thread") is not None:  # the server would hold the conversation: without it a turn has no history
+            raise InvalidRequestError(
+                "thread is not supported by this server: send the whole conversation in messages.",
+                param="thread",
+                code=NO_THREADS,
+            )
+        super().check_refused(body)
 
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"model": "MODEL", "max_tokens": 64, "messages": HELLO},

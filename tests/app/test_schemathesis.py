@@ -36,7 +36,7 @@ from tests.support.operations import HARMLESS
 from tests.support.server_fixture import Server
 from tests.support.surface_fixtures import CALL, ROOMY, tool_settings
 
-NUM_EXAMPLES = int(os.environ.get("TESSERA_FUZZ_EXAMPLES", "5"))
+NUM_EXAMPLES = int(os.environ.get("TESSERA_FUZZ_EXAMPLES", "3"))
 SETTINGS = settings(
     max_examples=NUM_EXAMPLES,
     derandomize=True,

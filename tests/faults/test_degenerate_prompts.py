@@ -34,7 +34,7 @@ CONVERSATIONS: list[Any] = [
 CASES: list[tuple[str, str, dict[str, Any], list[Any]]] = [
     ("/v1/completions", "prompt", {}, TEXT_OR_IDS),
     ("/v1/embeddings", "input", {}, TEXT_OR_IDS),
-    ("/v1/chat/completions", "messages", {}, [*CONVERSATIONS, [{"role": "assistant", "content": None}]]),
+    ("/v1/chat/completions", "messages", {}, CONVERSATIONS),
     ("/v1/messages", "messages", {"max_tokens": 4}, [*CONVERSATIONS, [{"role": "user", "content": []}]]),
     ("/v1/messages/count_tokens", "messages", {}, CONVERSATIONS),
     ("/v1/responses", "input", {}, [value for value in CONVERSATIONS if value != "hi"]),

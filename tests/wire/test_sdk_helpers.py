@@ -242,6 +242,7 @@ def test_messages_tool_runner_runs_the_tool_and_answers(tool: Scripted) -> None:
     assert runner.until_done().content[0].text == "Rain in Köln."
     assert seen == ["Köln"]
     assert "<|im_start|>tool\nrain<|im_end|>" in tool.prompt
+    assert "<|im_start|>user\nhi" in tool.prompt, "the SDK sends the whole conversation: there are no threads"
 
 
 def test_count_tokens_is_what_a_message_costs(sdks: Sdks) -> None:
