@@ -235,6 +235,7 @@ CASES: dict[str, list[Case]] = {
         Case({**MESSAGE, "stop_sequences": ["w"]}),
         Case({**MESSAGE, "max_tokens": 64, **EDITED}),
         Case(MESSAGE, FAILS),
+        Case({**MESSAGE, "thread": {"type": "create"}}, streams=False),
     ],
     "ollamaChat": [
         Case({**OLLAMA_CHAT, "tools": CHAT_TOOLS["tools"], "logprobs": True, "top_logprobs": 1}, THINKS_AND_CALLS),
