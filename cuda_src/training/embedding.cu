@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(THREADS) embedding_place_kernel(EMBEDDING_PLAC
 }
 
 // out[v] = out[v] + sum over t with ids[t] = v of dy[t], in ascending t.
-//   in:  dy [num_tokens, hidden] T, ids [num_tokens] int, order [num_tokens] int, tokens of one id side by
-//   side,
+//   in:  dy [num_tokens, hidden] T, ids [num_tokens] int
+//        order [num_tokens] int, tokens of one id side by side
 //        ends [vocab_size] int, the place in `order` behind those of each id
 //   out: out [vocab_size, hidden] float
 // Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them.

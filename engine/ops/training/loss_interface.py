@@ -41,7 +41,7 @@ class LossTraining(CheckedOps):
         losses, logsumexp = (self._out(None, targets.shape, float32) for _ in range(2))
         out = self._out(None, x.shape, x.dtype)
         if x.size:
-            self._linear_cross_entropy_and_gradient(
+            self._linear_cross_entropy_gradient(
                 factors, x, weight, targets, multiplier, losses, logsumexp, weight_gradient, out
             )
         return losses, out
@@ -70,7 +70,7 @@ class LossTraining(CheckedOps):
         out = self._out(out, x.shape, x.dtype)
         if x.size:
             self._linear_cross_entropy_gradient(
-                factors, x, weight, targets, logsumexp, multiplier, weight_gradient, out
+                factors, x, weight, targets, multiplier, None, logsumexp, weight_gradient, out
             )
         return out
 
@@ -95,27 +95,16 @@ class LossTraining(CheckedOps):
         self, x: Tensor, weight: Tensor, targets: Tensor, multiplier: float, losses: Tensor, logsumexp: Tensor
     ) -> None: ...
     @abstractmethod
-    def _linear_cross_entropy_and_gradient(
-        self,
-        factors: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        multiplier: float,
-        losses: Tensor,
-        logsumexp: Tensor,
-        weight_gradient: Tensor | None,
-        out: Tensor,
-    ) -> None: ...
-    @abstractmethod
     def _linear_cross_entropy_gradient(
         self,
         factors: Tensor,
         x: Tensor,
         weight: Tensor,
         targets: Tensor,
-        logsumexp: Tensor,
         multiplier: float,
+        losses: Tensor | None,
+        logsumexp: Tensor,
         weight_gradient: Tensor | None,
         out: Tensor,
-    ) -> None: ...
+    ) -> None:
+        """With `losses` it computes these and `logsumexp` as well; without, `logsumexp` is known."""

@@ -68,34 +68,7 @@ class LossOps(LinearOps):
             logits = self._logits(x[rows], head)
             self._chunk_losses(logits, targets[rows], weight.shape[0], multiplier, losses[rows], logsumexp[rows])
 
-    def _linear_cross_entropy_and_gradient(
-        self,
-        factors: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        multiplier: float,
-        losses: Tensor,
-        logsumexp: Tensor,
-        weight_gradient: Tensor | None,
-        out: Tensor,
-    ) -> None:
-        self._gradient(factors, x, weight, targets, multiplier, losses, logsumexp, weight_gradient, out)
-
     def _linear_cross_entropy_gradient(
-        self,
-        factors: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        logsumexp: Tensor,
-        multiplier: float,
-        weight_gradient: Tensor | None,
-        out: Tensor,
-    ) -> None:
-        self._gradient(factors, x, weight, targets, multiplier, None, logsumexp, weight_gradient, out)
-
-    def _gradient(
         self,
         factors: Tensor,
         x: Tensor,
@@ -107,7 +80,6 @@ class LossOps(LinearOps):
         weight_gradient: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Without `losses`, `logsumexp` is known."""
         vocab_size = weight.shape[0]
         head = self._padded_rows(weight)
         turned = self._transposed(head)

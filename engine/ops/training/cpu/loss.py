@@ -1,4 +1,4 @@
-"""Cross entropy on the CPU: the vocabulary in chunks, or the tokens where the gradient is computed as well."""
+"""Cross entropy on the CPU: the vocabulary in chunks, or the tokens where losses come with their gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.engine.ops.cpu.precision import Float32Array, store, widen, widen_array
 from tessera.engine.ops.training.interface import TrainingOps
-from tessera.engine.tensor import Tensor
+from tessera.engine.tensor import Tensor, float32
 
 IntArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -48,59 +48,23 @@ class CpuLossTraining(TrainingOps):
         losses.numpy()[counted] = logs - chosen
 
     @np.errstate(all="ignore")
-    def _linear_cross_entropy_and_gradient(
-        self,
-        factors: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        multiplier: float,
-        losses: Tensor,
-        logsumexp: Tensor,
-        weight_gradient: Tensor | None,
-        out: Tensor,
-    ) -> None:
-        """So many tokens at a time that their logits have at most CHUNK_ELEMENTS."""
-        losses.numpy()[...] = logsumexp.numpy()[...] = 0
-        result = np.zeros(x.shape, np.float32)
-        counted = _counted(targets, weight.shape[0])
-        step = max(CHUNK_ELEMENTS // weight.shape[0], MIN_ROWS)
-        wide = widen(weight)
-        for start in range(0, counted.size, step):
-            some = counted[start : start + step]
-            rows, wanted = widen_array(x.numpy()[some]), targets.numpy()[some]
-            every = np.arange(len(some))
-            logits: Float32Array = np.matmul(rows, wide.T)
-            logits *= np.float32(multiplier)
-            chosen = logits[every, wanted]
-            highest = logits.max(axis=-1, keepdims=True)
-            logits -= highest
-            np.maximum(logits, LOWEST, out=logits)
-            np.exp(logits, out=logits)
-            total = logits.sum(axis=-1, keepdims=True)
-            logs = (highest + np.log(total))[:, 0]
-            logsumexp.numpy()[some] = logs
-            losses.numpy()[some] = logs - chosen
-            logits /= total
-            logits[every, wanted] -= 1
-            logits *= factors.numpy()[some][:, None] * np.float32(multiplier)
-            result[some] = np.matmul(logits, wide)
-            if weight_gradient is not None:
-                weight_gradient.numpy()[...] += np.matmul(logits.T, rows)
-        store(out, result)
-
-    @np.errstate(all="ignore")
     def _linear_cross_entropy_gradient(
         self,
         factors: Tensor,
         x: Tensor,
         weight: Tensor,
         targets: Tensor,
-        logsumexp: Tensor,
         multiplier: float,
+        losses: Tensor | None,
+        logsumexp: Tensor,
         weight_gradient: Tensor | None,
         out: Tensor,
     ) -> None:
+        if losses is not None and weight.dtype == float32:
+            _losses_and_gradient(factors, x, weight, targets, multiplier, losses, logsumexp, weight_gradient, out)
+            return
+        if losses is not None:  # a copy in float32 of the whole weight would take twice its memory
+            self._linear_cross_entropy(x, weight, targets, multiplier, losses, logsumexp)
         counted = _counted(targets, weight.shape[0])
         counted = counted[factors.numpy()[counted] != 0]
         result = np.zeros(x.shape, np.float32)
@@ -121,6 +85,48 @@ class CpuLossTraining(TrainingOps):
                     weight_gradient[chunk].numpy()[...] += np.matmul(logits.T, rows)
             result[counted] = dx
         store(out, result)
+
+
+@np.errstate(all="ignore")
+def _losses_and_gradient(
+    factors: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    multiplier: float,
+    losses: Tensor,
+    logsumexp: Tensor,
+    weight_gradient: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Of a float32 weight, from the same logits: so many tokens at a time that these have at most CHUNK_ELEMENTS."""
+    losses.numpy()[...] = logsumexp.numpy()[...] = 0
+    result = np.zeros(x.shape, np.float32)
+    counted = _counted(targets, weight.shape[0])
+    step = max(CHUNK_ELEMENTS // weight.shape[0], MIN_ROWS)
+    wide = weight.numpy()
+    for start in range(0, counted.size, step):
+        some = counted[start : start + step]
+        rows, wanted = widen_array(x.numpy()[some]), targets.numpy()[some]
+        every = np.arange(len(some))
+        logits: Float32Array = np.matmul(rows, wide.T)
+        logits *= np.float32(multiplier)
+        chosen = logits[every, wanted]
+        highest = logits.max(axis=-1, keepdims=True)
+        logits -= highest
+        np.maximum(logits, LOWEST, out=logits)
+        np.exp(logits, out=logits)
+        total = logits.sum(axis=-1, keepdims=True)
+        logs = (highest + np.log(total))[:, 0]
+        logsumexp.numpy()[some] = logs
+        losses.numpy()[some] = logs - chosen
+        logits /= total
+        logits[every, wanted] -= 1
+        logits *= factors.numpy()[some][:, None] * np.float32(multiplier)
+        result[some] = np.matmul(logits, wide)
+        if weight_gradient is not None:
+            weight_gradient.numpy()[...] += np.matmul(logits.T, rows)
+    store(out, result)
 
 
 def _counted(targets: Tensor, vocab_size: int) -> IntArray:
