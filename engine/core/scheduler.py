@@ -323,7 +323,7 @@ class Scheduler:
         prompting = {account for account in active if account.num_waiting}
         decoding: list[Account] = []
         for sequence in self.running:
-            if sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens > 1:
+            if sequence.num_tokens_to_schedule > 1:
                 prompting.add(sequence.account)
             else:
                 decoding.append(sequence.account)
@@ -339,7 +339,7 @@ class Scheduler:
         waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]
         backlog, num_counted = sum(waiting), len(waiting)
         for sequence in self.running:
-            missing = sequence.num_tokens + sequence.num_pending_tokens - sequence.num_computed_tokens
+            missing = sequence.num_tokens_to_schedule
             if missing > 1:
                 backlog += missing
                 num_prompts += 1

@@ -198,6 +198,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def num_tokens_to_schedule(self) -> int:
+        """As `num_uncomputed_tokens`, with those that are being sampled."""
+        return self.num_uncomputed_tokens + self.num_pending_tokens
+
+    @property
     def prompt_token_ids(self) -> TokenIds:
         return self.token_ids[: self.num_prompt_tokens]
 

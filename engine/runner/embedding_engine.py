@@ -189,9 +189,7 @@ class EmbeddingEngine:
         *,
         beside: bool = False,
     ) -> None:
-        embedder = Embedder(
-            scorer, max_queue_len=self._config.max_queue_len, accounts=self._accounts, turns=self._turns
-        )
+        embedder = self._make_embedder(scorer)
         self.embedders["scorer"] = self._scorers[name] = embedder
         self.scorer = ScorerInfo(
             beside=beside,
@@ -207,9 +205,7 @@ class EmbeddingEngine:
         return Embedder(model, max_queue_len=self._config.max_queue_len, accounts=self._accounts, turns=self._turns)
 
     def _add(self, role: EmbedderRole, model: ModelConfig, runner: EmbeddingRunner, name: str) -> None:
-        embedder = Embedder(
-            runner, max_queue_len=self._config.max_queue_len, accounts=self._accounts, turns=self._turns
-        )
+        embedder = self._make_embedder(runner)
         self.embedders[role] = embedder
         self._by_name[name] = embedder
         self.infos += (
