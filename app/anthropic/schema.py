@@ -231,16 +231,6 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
         "service_tier": ("auto", "standard_only"),
     }
 
-    @classmethod
-    def check_refused(cls, body: Mapping[str, Any]) -> None:
-        if body.get("thread") is not None:  # the server would hold the conversation: without it a turn has no history
-            raise InvalidRequestError(
-                "thread is not supported by this server: send the whole conversation in messages.",
-                param="thread",
-                code=NO_THREADS,
-            )
-        super().check_refused(body)
-
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "plain": {"model": "MODEL", "max_tokens": 64, "messages": HELLO},
         "tools": {
@@ -255,6 +245,16 @@ class MessagesRequest(MessagesPrompt, SamplingFields):
     stop_sequences: StopSequences | None = None
     stream: Off = False
     metadata: MessageMetadata | None = None
+
+    @classmethod
+    def check_refused(cls, body: Mapping[str, Any]) -> None:
+        if body.get("thread") is not None:  # the server would hold the conversation: without it a turn has no history
+            raise InvalidRequestError(
+                "thread is not supported by this server: send the whole conversation in messages.",
+                param="thread",
+                code=NO_THREADS,
+            )
+        super().check_refused(body)
 
     @property
     def omits_thinking(self) -> bool:

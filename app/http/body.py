@@ -21,9 +21,7 @@ from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
 
 MAX_JSON_DEPTH = 64
 MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
-MAX_JSON_VALUES = (
-    2**20 + 2**16
-)  # values of one body, which the parser makes without letting go of the interpreter's lock
+MAX_JSON_VALUES = 2**20 + 2**16  # of one body: the parser makes them without letting go of the interpreter's lock
 MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
 MAX_INLINE_VALUES = 2**12  # of a response that is built on the event loop, in a few milliseconds

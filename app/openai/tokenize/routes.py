@@ -51,12 +51,12 @@ async def tokenize(http_request: Request) -> Response:
         token_ids = (await render_chat(model, chat, add_special_tokens=chat.add_special_tokens)).token_ids
         return _token_list(model.tokenizer, model.info.max_model_len, token_ids, chat.return_token_strs)
     text = await run_in_turn(http_request, partial(checked_request, TokenizeTextRequest), body)
-    if (beside := await _find_beside(http_request, text.model)) is not None:
-        token_ids = await _encode(http_request, beside.tokenizer, text)
-        return _token_list(beside.tokenizer, beside.info.max_input_tokens, token_ids, text.return_token_strs)
-    model = await _named_model(http_request, text.model)
-    token_ids = await encode_text(model, text.prompt, add_special_tokens=text.add_special_tokens, param="prompt")
-    return _token_list(model.tokenizer, model.info.max_model_len, token_ids, text.return_token_strs)
+    named = await _named_tokenizer(http_request, text.model)
+    if isinstance(named, Beside):
+        token_ids = await _encode(http_request, named.tokenizer, text)
+        return _token_list(named.tokenizer, named.info.max_input_tokens, token_ids, text.return_token_strs)
+    token_ids = await encode_text(named, text.prompt, add_special_tokens=text.add_special_tokens, param="prompt")
+    return _token_list(named.tokenizer, named.info.max_model_len, token_ids, text.return_token_strs)
 
 
 @router.post(
@@ -68,9 +68,7 @@ async def tokenize(http_request: Request) -> Response:
 async def detokenize(http_request: Request) -> Response:
     """Token ids -> text, special tokens included."""
     request = await receive(http_request, DetokenizeRequest)
-    model: ServedModel | Beside | None = await _find_beside(http_request, request.model)
-    if model is None:
-        model = await _named_model(http_request, request.model)
+    model = await _named_tokenizer(http_request, request.model)
     if len(request.tokens) <= MAX_INLINE_IDS:
         return _text(model, request.tokens)
     return await model_of(http_request).workers.run(_text, model, request.tokens, timeout=PROMPT_TIMEOUT)
@@ -92,22 +90,25 @@ async def tokenizer_info(http_request: Request) -> Response:
 
 async def _named_model(http_request: Request, name: str | None) -> ServedModel:
     """Raises RequestError for a name that is not served to generate."""
+    return _checked(await model_for(http_request, name), name)
+
+
+async def _named_tokenizer(http_request: Request, name: str | None) -> ServedModel | Beside:
+    """The same of names of encoders and cross-encoders, too."""
     model = await model_for(http_request, name)
+    if name in model.settings.embedding_model_names:
+        embedder, info = embeddings_of(http_request).find(name)
+        return Beside(embedder.tokenizer, info)
+    if name in model.settings.reranker_model_names:
+        scorers = scorers_of(http_request)
+        return Beside(scorers.tokenizer, scorers.classifier(name))
+    return _checked(model, name)
+
+
+def _checked(model: ServedModel, name: str | None) -> ServedModel:
     if name is not None:
         model.check_name(name)
     return model
-
-
-async def _find_beside(http_request: Request, name: str | None) -> Beside | None:
-    """The encoder or cross-encoder of this name; None where there is none. Raises RequestError."""
-    settings = (await model_for(http_request, name)).settings
-    if name in settings.embedding_model_names:
-        embedder, info = embeddings_of(http_request).find(name)
-        return Beside(embedder.tokenizer, info)
-    if name in settings.reranker_model_names:
-        scorers = scorers_of(http_request)
-        return Beside(scorers.tokenizer, scorers.classifier(name))
-    return None
 
 
 async def _encode(http_request: Request, tokenizer: Tokenizer, text: TokenizeTextRequest) -> list[int]:
