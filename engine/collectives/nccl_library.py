@@ -85,7 +85,7 @@ class NcclLibrary:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """What is submitted within begins together."""
+        """Submit the calls within as one."""
         self.check("ncclGroupStart")
         try:
             yield

@@ -132,6 +132,6 @@ class StateDrafter(DraftModel):
         return self.ops.embedding(inputs.logits_indices, stream, out=out)
 
     def _store_for_next(self, features: Tensor, inputs: StepInputs) -> None:
-        """What the next step reads in the places of features, of each sampled sequence [S, H]."""
+        """Store features [S, H] of the sampled sequences for the next step to read."""
         places = self._next_places[: features.shape[0]]
         self._store(features, replace(inputs.attention, positions=places, slot_mapping=places))

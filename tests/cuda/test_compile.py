@@ -294,7 +294,7 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
 
 
 def shown_by(pair: Instantiation) -> set[tuple[Any, ...]]:
-    """What machine code shows of a kernel: its template arguments, any two together if it is for one architecture."""
+    """Template arguments that machine code covers: any two together of a kernel for one architecture."""
     found = two_arguments(pair)
     return found if pair[0].arch_specific else {each for each in found if len(set(each)) <= 2}
 

@@ -81,6 +81,13 @@ class Host:
         return self._num_slots
 
 
+def evict(manager: BlockManager, num_blocks: int) -> None:
+    """Take so many blocks for another sequence, and give them back."""
+    taker = make_sequence(tokens(60, first=1000))
+    assert manager.allocate(taker, num_blocks * BLOCK_SIZE)
+    manager.release(taker)
+
+
 def make(num_blocks: int, **options: Any) -> tuple[BlockManager, Host]:
     host = Host()
     return BlockManager(num_blocks, BLOCK_SIZE, tiers=cast(Any, host), **options), host
@@ -90,9 +97,7 @@ def offload(manager: BlockManager, num_blocks: int, num_evicted: int) -> list[in
     """A prompt of so many blocks and a token, of which so many of the last blocks are on the device no more."""
     prompt = [*tokens(num_blocks), 9]
     manager.release(start(manager, prompt)[0])
-    taker = make_sequence(tokens(60, first=1000))
-    assert manager.allocate(taker, (len(manager.free_blocks) + num_evicted) * BLOCK_SIZE)
-    manager.release(taker)
+    evict(manager, len(manager.free_blocks) + num_evicted)
     assert num_hits(manager, prompt) == num_blocks - num_evicted
     return prompt
 
@@ -273,9 +278,7 @@ def test_a_preempted_sequence_goes_on_in_the_middle_of_a_block(prefix_caching: b
 def test_a_tail_comes_behind_what_else_is_loaded() -> None:
     manager, _ = make(8)
     sequence = preempted(manager)
-    taker = make_sequence(tokens(60, first=1000))
-    assert manager.allocate(taker, 7 * BLOCK_SIZE)
-    manager.release(taker)
+    evict(manager, 7)
     assert admit(manager, sequence)
     assert (sequence.num_computed_tokens, len(sequence.block_table)) == (10, 3)
     assert manager.finish_load(sequence) == 1
@@ -285,9 +288,7 @@ def test_a_tail_comes_behind_what_else_is_loaded() -> None:
 def test_a_tail_is_not_used_where_less_than_all_before_it_comes() -> None:
     manager, host = make(8)
     sequence = preempted(manager)
-    taker = make_sequence(tokens(60, first=1000))
-    assert manager.allocate(taker, 8 * BLOCK_SIZE)
-    manager.release(taker)
+    evict(manager, 8)
     host.most = 1
     assert admit(manager, sequence)
     assert (sequence.num_computed_tokens, len(sequence.block_table)) == (4, 1)
@@ -296,9 +297,7 @@ def test_a_tail_is_not_used_where_less_than_all_before_it_comes() -> None:
 def test_a_tail_that_lost_what_is_before_it_is_not_used() -> None:
     manager, host = make(8)
     sequence = preempted(manager)
-    taker = make_sequence(tokens(60, first=1000))
-    assert manager.allocate(taker, 7 * BLOCK_SIZE)
-    manager.release(taker)
+    evict(manager, 7)
     host.most = 0
     assert admit(manager, sequence) is False
     for spoil in ("reset", "down", "scored"):

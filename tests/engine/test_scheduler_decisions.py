@@ -130,7 +130,7 @@ def decoding(steps: Steps, *num_tokens: int) -> list[Sequence]:
 
 
 def drafted(steps: Steps, *sequences: Sequence, length: int = 9) -> list[int]:
-    """How many tokens of each one's draft are in the next step."""
+    """The number of draft tokens of each sequence in the next step."""
     for sequence in sequences:
         sequence.draft, sequence.draft_source = [7] * length, "ngram"
     found = tokens_of(steps.schedule())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class Asked:
 
 @dataclass
 class Told:
-    """What it got: from the engine, and as `text`, where texts are made.
+    """The engine's answer to a request, and its `text`, where texts are made.
 
     Attributes:
         text_ids: tokens of the text.
@@ -249,3 +250,22 @@ def assert_same_logprobs(some: list[TokenLogprobs], others: list[TokenLogprobs])
     for one, other in zip(some, others, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
         assert len(one.top_token_ids) == len(other.top_token_ids)
+
+
+@contextmanager
+def watched_drafts(drafter: DraftModel, core: EngineCore) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """The tokens of the one running sequence before each draft, and the draft's."""
+    found: list[tuple[list[int], list[int]]] = []
+    draft = drafter.draft
+
+    def watch(steps: Any) -> Any:
+        download = draft(steps)
+        [sequence] = core.scheduler.running
+        found.append((sequence.token_ids.tolist(), download.result()[: len(steps), sequence.slot].tolist()))
+        return download
+
+    drafter.draft = watch  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        drafter.draft = draft  # type: ignore[method-assign]

@@ -49,7 +49,7 @@ class PredictorRule:
     sparse: bool = False
 
     def prefixes(self, num_layers: int) -> tuple[str, ...]:
-        """What names of its tensors begin with, in a checkpoint of so many layers."""
+        """Prefixes of its tensors' names in a checkpoint of so many layers."""
         names = (self.layer, f"{self.token_norm}.", f"{self.state_norm}.", f"{self.join}.")
         return tuple(name.format(n=num_layers) for name in names)
 

@@ -28,6 +28,7 @@ from tests.support.speculation import (
     make_core,
     make_runner,
     repeated,
+    watched_drafts,
 )
 from tests.support.tiny_eagle3 import reference_drafts, write_head
 from tests.support.tiny_models import TINY_MODELS, build
@@ -52,21 +53,9 @@ def test_its_drafts_are_those_of_its_definition(made: tuple[Path, Path, dict[str
     assert isinstance(drafter, Eagle3)
     params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
     core = make_core(folder, runner, **DRAFTING, speculative_model=str(head_folder))
-    found: list[tuple[list[int], list[int]]] = []
-    draft = drafter.draft
-
-    def watch(steps: Any) -> Any:
-        download = draft(steps)
-        [sequence] = core.scheduler.running
-        found.append((sequence.token_ids.tolist(), download.result()[: len(steps), sequence.slot].tolist()))
-        return download
-
-    drafter.draft = watch  # type: ignore[method-assign]
-    try:
+    with watched_drafts(drafter, core) as found:
         prompt = repeated(4, model.vocab_size, 12)
         [told] = ask_all(core, [Asked(prompt, params)])
-    finally:
-        drafter.draft = draft  # type: ignore[method-assign]
 
     states: dict[int, Any] = {}
     plain = make_runner(folder)

@@ -18,7 +18,16 @@ from tessera.engine.ipc.process import load_engine
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import Tensor
-from tests.support.speculation import Asked, ask_all, assert_same, make_core, make_runner, num_drafted, varied_requests
+from tests.support.speculation import (
+    Asked,
+    ask_all,
+    assert_same,
+    make_core,
+    make_runner,
+    num_drafted,
+    varied_requests,
+    watched_drafts,
+)
 from tests.support.tiny_models import TINY_MODELS, build, write_safetensors
 from tests.support.tiny_predictor import CONFIGS, Reference, write_model
 
@@ -48,22 +57,10 @@ def test_its_drafts_are_those_of_its_definition(made: Callable[[str], Made], nam
     drafter = runner.drafter
     assert isinstance(drafter, Predictor)
     core = make_core(folder, runner, **DRAFTING)
-    found: list[tuple[list[int], list[int]]] = []
-    draft = drafter.draft
-
-    def watch(steps: Any) -> Any:
-        download = draft(steps)
-        [sequence] = core.scheduler.running
-        found.append((sequence.token_ids.tolist(), download.result()[: len(steps), sequence.slot].tolist()))
-        return download
-
-    drafter.draft = watch  # type: ignore[method-assign]
-    try:
+    with watched_drafts(drafter, core) as found:
         prompt = np.random.default_rng(3).integers(3, 100, 12).tolist()
         params = SamplingParams(max_tokens=18, temperature=0.0, ignore_eos=True)
         [told] = ask_all(core, [Asked(prompt, params)])
-    finally:
-        drafter.draft = draft  # type: ignore[method-assign]
 
     states: list[Any] = []
     plain = make_runner(folder)
