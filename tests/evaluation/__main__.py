@@ -1,6 +1,7 @@
 """`make eval`: exact match on held-out cases of every skill, over HTTP, as a table.
 
-Without --base-url a server with the built-in model is started on a free port of 127.0.0.1.
+Without --base-url a server with the built-in model is started on a free port of 127.0.0.1, with the options after --.
+The digest of all answers tells whether two runs gave the same ones: `--concurrency 1 -- --batch-invariant`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import hashlib
 import json
 import sys
 import tempfile
@@ -29,25 +31,31 @@ from tests.evaluation.judge import is_right, request_of
 async def evaluate(
     base_url: str, model: str, count: int, concurrency: int
 ) -> dict[str, list[tuple[Conversation, Any]]]:
-    """The wrong answers of each skill, with the case they belong to."""
-    wrong: dict[str, list[tuple[Conversation, Any]]] = {skill: [] for skill in SKILLS}
+    """Each skill's cases in order, each with its answer."""
     gate = asyncio.Semaphore(concurrency)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("held-out cases", total=count * len(SKILLS))
         async with httpx.AsyncClient(base_url=base_url, timeout=300) as http:
 
-            async def ask(case: Conversation) -> None:
+            async def ask(case: Conversation) -> tuple[Conversation, Any]:
                 async with gate:
                     response = await http.post("/v1/chat/completions", json=request_of(case, model))
                 response.raise_for_status()
-                answer = response.json()["choices"][0]["message"]
-                if not is_right(case, answer):
-                    wrong[case.skill].append((case, answer))
                 progress.advance(task)
+                return case, response.json()["choices"][0]["message"]
 
-            await asyncio.gather(*(ask(case) for skill in SKILLS for case in cases(skill, seed=1, count=count)))
-    return wrong
+            asked = [ask(case) for skill in SKILLS for case in cases(skill, seed=1, count=count)]
+            answers = await asyncio.gather(*asked)
+    return {skill: [pair for pair in answers if pair[0].skill == skill] for skill in SKILLS}
+
+
+def digest(answers: list[Any]) -> str:
+    """Of messages, without the ids of tool calls, which are random."""
+    for answer in answers:
+        for call in answer.get("tool_calls") or ():
+            call.pop("id")
+    return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def main() -> int:
@@ -59,17 +67,19 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto", help="of the server that is started (%(default)s)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N wrong answers of each skill")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the shares as JSON")
+    parser.add_argument("server", nargs="*", help="options of the server that is started, after --")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
         if options.base_url is None:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
-            arguments = ("--device", options.device, "--dtype", options.dtype)
+            arguments = ("--device", options.device, "--dtype", options.dtype, *options.server)
             options.base_url, _ = stack.enter_context(server(None, log, *arguments))
         listed = httpx.get(f"{options.base_url}/v1/models", timeout=30).raise_for_status().json()
         model = listed["data"][0]["id"]
         start = time.perf_counter()
-        wrong = asyncio.run(evaluate(options.base_url, model, options.count, options.concurrency))
+        answered = asyncio.run(evaluate(options.base_url, model, options.count, options.concurrency))
         seconds = time.perf_counter() - start
+    wrong = {skill: [pair for pair in pairs if not is_right(*pair)] for skill, pairs in answered.items()}
     shares = {skill: 1 - len(found) / options.count for skill, found in wrong.items()}
     table = Table(title=f"{model}: exact match on {options.count} held-out cases a skill ({seconds:.0f} s)")
     table.add_column("skill")
@@ -77,6 +87,7 @@ def main() -> int:
     for skill, share in shares.items():
         table.add_row(skill, f"{share:.1%}")
     Console().print(table)
+    print("digest of all answers:", digest([answer for pairs in answered.values() for _, answer in pairs]))
     for skill, found in wrong.items():
         for case, answer in found[: options.show]:
             print(json.dumps({"skill": skill, "messages": case.messages, "answer": answer}, ensure_ascii=False))
