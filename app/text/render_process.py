@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import queue
 import signal
 import subprocess
@@ -19,6 +21,8 @@ from tessera.engine.contract.errors import EngineUnavailableError
 LIMIT_SIGNALS = frozenset({signal.SIGXCPU, signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS})
 TRIES = 2
 EXIT_TIMEOUT = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class RenderProcesses:
@@ -50,8 +54,10 @@ class RenderProcesses:
             if answer:
                 self._idle.put(process)
                 return msgspec.json.decode(answer, type=Rendered)
-            if -process.exit_code() in LIMIT_SIGNALS:
+            code = process.exit_code()
+            if -code in LIMIT_SIGNALS:
                 return Rendered(error="The chat template takes too long or too much memory to render these messages.")
+            logger.warning("the process that renders chat templates ended with code %d", code)
         raise EngineUnavailableError("The chat template could not be rendered just now; please try again.")
 
     def close(self) -> None:
@@ -68,7 +74,7 @@ class _RenderProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tessera.app.text.renderer"],
             cwd=PACKAGE_ROOT,
-            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},  # nothing that a template should learn
+            env=_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -100,6 +106,14 @@ class _RenderProcess:
     def end(self) -> None:
         """Kill it, if it still runs."""
         self._finish()
+
+
+def _environment() -> dict[str, str]:
+    """Nothing that a template should learn; where the modules are, since they may be there alone."""
+    found = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+    if path := os.environ.get("PYTHONPATH"):
+        found["PYTHONPATH"] = path
+    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

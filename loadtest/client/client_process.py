@@ -138,8 +138,8 @@ class _ClientProcess:
             index = self._take()
             if index is None or start + self._plan.arrivals[index] > last:
                 break
-            delay = start + self._plan.arrivals[index] - time.perf_counter()
-            if delay > 0:
+            due = start + self._plan.arrivals[index]
+            while (delay := due - time.perf_counter()) > 0:  # the event loop may wake up a little early
                 await asyncio.sleep(delay)
             if time.perf_counter() > last:
                 break
