@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable
 
 from tessera.engine.contract.available_memory import available_memory
@@ -18,28 +18,38 @@ class LowMemoryError(EngineUnavailableError):
 
 
 class MemoryWatermark:
-    """Refuses where less than `min_free` bytes are available to this process; 0 never refuses."""
+    """Refuses where less than `min_free` bytes are available to this process; 0 never refuses.
 
-    def __init__(
-        self,
-        min_free: int,
-        available: Callable[[], int | None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    A thread looks from the first check on: the kernel counts for a tenth of a millisecond, which a request would wait.
+    """
+
+    def __init__(self, min_free: int, available: Callable[[], int | None] | None = None) -> None:
         self._min_free = min_free
         self._available = available if available is not None else available_memory
-        self._clock = clock
-        self._looked_at = -INTERVAL
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
         self._is_low = False
 
     def check(self) -> None:
         """Raise LowMemoryError while memory is short."""
         if not self._min_free:
             return
-        now = self._clock()
-        if now - self._looked_at >= INTERVAL:
-            self._looked_at = now
-            free = self._available()
-            self._is_low = free is not None and free < self._min_free
+        if self._thread is None:
+            self._look()
+            self._thread = threading.Thread(target=self._watch, name="memory watermark", daemon=True)
+            self._thread.start()
         if self._is_low:
             raise LowMemoryError("The server is short of memory and takes no requests just now; please try again.")
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(INTERVAL):
+            self._look()
+
+    def _look(self) -> None:
+        free = self._available()
+        self._is_low = free is not None and free < self._min_free

@@ -128,6 +128,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     models = ServedModels(engines, settings)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
     tracing: Tracing | None = None
+    watermark = MemoryWatermark(settings.min_free_memory * 2**20)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -142,6 +143,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
             history.start()
         app.state.seal = Seal(await stored_seal_key(app.state.store))
         yield
+        watermark.close()
         for history in app.state.hour_histories:
             history.close()
         await app.state.batch_runner.close()
@@ -211,7 +213,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     install_error_handlers(app)
     if not settings.is_static:
         app.add_middleware(HoldMiddleware, models=models)
-    app.add_middleware(LimitsMiddleware, use=use, watermark=MemoryWatermark(settings.min_free_memory * 2**20))
+    app.add_middleware(LimitsMiddleware, use=use, watermark=watermark)
     if ring is not None:
         app.add_middleware(AuthMiddleware, ring=ring, page_paths=PAGE_PATHS if settings.ui else ())
     app.add_middleware(

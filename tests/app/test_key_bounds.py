@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import queue
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -282,33 +284,48 @@ def test_as_many_tokens_and_sequences_as_the_key_may_have() -> None:
 # ---- memory -------------------------------------------------------------------------------------
 
 
-def test_memory_is_looked_at_again_after_its_interval() -> None:
-    clock, looks = Clock(0.0), []
-    free: list[int | None] = [9]
+def test_memory_is_watched_from_the_first_check_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.app.limits.memory_watermark.INTERVAL", 0.001)
+    answers: queue.Queue[int | None] = queue.Queue()
+    asked = threading.Semaphore(0)
 
     def available() -> int | None:
-        looks.append(clock.now)
-        return free[0]
+        asked.release()
+        return answers.get(timeout=30)
 
-    clock.now = -1.0
-    MemoryWatermark(10, available, clock).check()  # before the first look is due
-    clock.now = 0.0
-    watermark = MemoryWatermark(10, available, clock)
+    watermark = MemoryWatermark(10, available)
+
+    def after_a_look_that_finds(free: int | None) -> None:
+        """The next look begins when this one's finding holds."""
+        answers.put(free)
+        assert asked.acquire(timeout=30)
+
+    answers.put(9)
     with pytest.raises(LowMemoryError):
         watermark.check()
-    free[0] = 10
-    clock.now = 0.1
+    assert asked.acquire(timeout=30), "the first check looks itself"
+    assert asked.acquire(timeout=30)
     with pytest.raises(LowMemoryError):
         watermark.check()
-    clock.now = 0.2
+    after_a_look_that_finds(10)
     watermark.check()
-    free[0] = None
-    clock.now = 0.5
+    after_a_look_that_finds(9)
+    with pytest.raises(LowMemoryError):
+        watermark.check()
+    after_a_look_that_finds(None)
     watermark.check()
-    assert looks == [0.0, 0.2, 0.5]
-    unwatched = MemoryWatermark(0, available, clock)
-    unwatched.check()
-    assert len(looks) == 3
+    answers.put(None)
+    watermark.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "memory watermark"]
+
+
+def test_without_a_bound_memory_is_not_watched() -> None:
+    def available() -> int | None:
+        raise AssertionError("nobody asked")
+
+    watermark = MemoryWatermark(0, available)
+    watermark.check()
+    watermark.close()
 
 
 def test_counts_without_shared_memory_are_the_processs_own(

@@ -19,7 +19,6 @@ from tessera.app.keys.key_ring import KeyRing
 from tessera.app.keys.keys_file import MAX_KEYS, read_keys_file, with_slots
 from tessera.app.limits.key_use import Cell, KeyUse, Rate, duration
 from tessera.app.limits.lease import Lease, RateLimitError
-from tessera.app.limits.memory_watermark import LowMemoryError, MemoryWatermark
 from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.available_memory import available_memory
@@ -333,24 +332,6 @@ def test_fault_overload_short_memory_refuses_before_the_kernel_kills(
     assert "retry-after" in answer.headers
     assert call(client, settings, "GET", "/health").status_code == 200
     assert client.submissions == []
-
-
-def test_memory_is_looked_at_now_and_then() -> None:
-    clock, free, looks = Clock(), [5], []
-
-    def available() -> int:
-        looks.append(clock.now)
-        return free[0]
-
-    watermark = MemoryWatermark(10, available, clock)
-    for _ in range(3):
-        with pytest.raises(LowMemoryError):
-            watermark.check()
-    free[0] = 20
-    clock.now += 1
-    watermark.check()
-    assert len(looks) == 2
-    MemoryWatermark(0, available, clock).check()
 
 
 def test_a_containers_limit_counts_without_what_only_caches_files(tmp_path: Path) -> None:
