@@ -274,6 +274,27 @@ __device__ __forceinline__ uint2 look_up(unsigned nibbles) {
   return make_uint2(bytes[0], bytes[1]);
 }
 
+// Adds a plane of BITS bits, at bit TO of each byte, to the bytes of a round.
+template <int BITS, int TO>
+__device__ __forceinline__ void place_plane(const unsigned* words, int round, uint2& bytes) {
+  const int field = round * 4 % (16 / BITS);  // of pair 0, whose halves lie 16 bits apart
+  const unsigned word = words[round * 4 / (16 / BITS)];
+  if constexpr (BITS == 4 && TO == 0) {  // pairs 0 and 2 lie in bytes already
+    bytes.x = word & 0x0f0f0f0f;
+    bytes.y = word >> 4 & 0x0f0f0f0f;
+    return;
+  }
+#pragma unroll
+  for (int pair = 0; pair < 4; ++pair) {
+    const int to = TO + pair / 2 * 8;
+    const unsigned mask = ((1u << BITS) - 1) * 0x00010001u << to;
+    const int shift = (field + pair) * BITS - to;
+    const unsigned moved = shift >= 0 ? word >> shift : word << -shift;
+    unsigned& half = pair % 2 == 0 ? bytes.x : bytes.y;
+    half = (moved & mask) | half;
+  }
+}
+
 // The integers of a round in the last bits of `base`, or the signed bytes that they stand for with anything
 // above them: pairs [4], even elements in the lower halves.
 template <typename F>
@@ -294,6 +315,25 @@ __device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, u
         pairs[p] = field_pair<F::HIGH, F::LOW>(codes.words + F::LOW, round * 4 + p, pairs[p]);
       }
     }
+  }
+}
+
+// The same as bytes: elements 0, 4, 1, 5 of a round in x, 2, 6, 3, 7 in y; signed where the values are. The
+// value of an unsigned one is so much less a zero.
+template <typename F>
+__device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int round) {
+  static_assert(!F::IS_E4M3 && !F::IS_NF4, "these are no integers");
+  if constexpr (F::Table::LOOKS_UP) {  // even elements, then odd ones
+    const uint2 bytes = look_up<typename F::Table>(codes.words[round]);
+    return make_uint2(__byte_perm(bytes.x, bytes.y, 0x6420), __byte_perm(bytes.x, bytes.y, 0x7531));
+  } else if constexpr (F::LOW == 8) {  // a word has elements 0, 2, 1, 3, the next one 4, 6, 5, 7
+    const unsigned first = codes.words[round * 2], second = codes.words[round * 2 + 1];
+    return make_uint2(__byte_perm(first, second, 0x6240), __byte_perm(first, second, 0x7351));
+  } else {
+    uint2 bytes = make_uint2(0, 0);
+    place_plane<F::LOW, 0>(codes.words, round, bytes);
+    if constexpr (F::HIGH > 0) place_plane<F::HIGH, F::LOW>(codes.words + F::LOW, round, bytes);
+    return bytes;
   }
 }
 

@@ -176,6 +176,23 @@ class BlockProducer {
   int tile_units_ = 0;            // units of the tile in which this lane has a row
 };
 
+// This lane's codes of its row of a unit of a stage, and the record of its quad's scales.
+template <typename F>
+struct LaneUnit {
+  LaneCodes<F> codes;
+  alignas(16) unsigned record[RECORD_WORDS];
+
+  __device__ __forceinline__ explicit LaneUnit(const unsigned char* unit) {
+    const unsigned* const words = reinterpret_cast<const unsigned*>(unit);
+    constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
+    copy_words<FIRST>(codes.words, words + threadIdx.x * FIRST);
+    if constexpr (SECOND > 0) {
+      copy_words<SECOND>(codes.words + FIRST, words + THREADS * FIRST + threadIdx.x * SECOND);
+    }
+    copy_words<RECORD_WORDS>(record, words + THREADS * F::LANE_WORDS + threadIdx.x - lane_of_thread() % 4);
+  }
+};
+
 // Consumer: this warp's sums of a tile over its steps of k. Two units are the 16 rows of an mma, eight tokens
 // its columns.
 template <typename V>
@@ -261,15 +278,9 @@ class BlockConsumer {
     __device__ __forceinline__ void load(const unsigned char* unit) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const unsigned* const words = reinterpret_cast<const unsigned*>(unit + i * V::UNIT_BYTES);
-        constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
-        copy_words<FIRST>(codes[i].words, words + threadIdx.x * FIRST);
-        if constexpr (SECOND > 0) {
-          copy_words<SECOND>(codes[i].words + FIRST, words + THREADS * FIRST + threadIdx.x * SECOND);
-        }
-        alignas(16) unsigned record[RECORD_WORDS];
-        copy_words<RECORD_WORDS>(record, words + THREADS * F::LANE_WORDS + threadIdx.x - lane());
-        scales[i] = LaneScales<T, F>(record, BlockSteps<V>::half(), lane());
+        const LaneUnit<F> loaded(unit + i * V::UNIT_BYTES);
+        codes[i] = loaded.codes;
+        scales[i] = LaneScales<T, F>(loaded.record, BlockSteps<V>::half(), lane());
       }
     }
     __device__ __forceinline__ uint4 elements(int i, int round) const {

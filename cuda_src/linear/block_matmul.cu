@@ -2,6 +2,7 @@
 // once; with the norm before it and the activation or the residual stream behind it.
 
 #include "block_product.cuh"
+#include "block_row.cuh"
 #include "generated/block_matmul.cuh"
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a
@@ -30,6 +31,11 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   uint4* const gains = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * WARP_SIZE) +
                        warp_of_thread() * steps.vectors;
   uint4* const y = gains + WARPS * steps.vectors;  // this warp's vectors of the one resident row
+  using Group = RowGroupOf<F>;
+  Group* const groups = reinterpret_cast<Group*>(y + (WARPS - warp_of_thread()) * steps.vectors) +
+                        warp_of_thread() * (steps.vectors / 4);
+  __shared__ uint4 zeros[4];
+  constexpr bool IN_FIXED_POINT = V::RESIDENT && HAS_INTEGERS<F>;
 
   BlockProducer<V> producer(shared_memory, units, row, steps.count, x, codes, headers, num_rows, in_features,
                             gated);
@@ -40,13 +46,19 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   wait_for_earlier_kernels();
   if constexpr (V::RESIDENT) {
     prologue.load_row(x, y, steps);
+    if constexpr (IN_FIXED_POINT) fix_row<T>(y, groups, steps.vectors);
   } else {
     producer.fill_x();
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
-  __syncwarp();  // y and gains are there for all lanes
-
-  BlockConsumer<V> consumer;
+  typename ConsumerFor<V, IN_FIXED_POINT>::type consumer;
+  if constexpr (IN_FIXED_POINT) {
+    if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    consumer.begin(y, groups, zeros);
+  } else {
+    __syncwarp();  // y and gains are there for all lanes
+  }
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;

@@ -403,14 +403,22 @@ class _Rounds:
         sizes: of the rounds; () where there is no draft.
     """
 
+    sizes: tuple[int, ...]
+
     def __init__(self, num_drafts: Int32Array) -> None:
         most = int(num_drafts.max(initial=0))
+        if not most:
+            self.sizes = ()
+            self.order, self.depths = np.arange(len(num_drafts)), np.zeros(len(num_drafts), np.int32)
+            return
         members = [np.flatnonzero(num_drafts >= depth) for depth in range(most + 1)]
-        self.sizes = tuple([len(each) for each in members]) if most else ()
+        self.sizes = tuple([len(each) for each in members])
         self.order = np.concatenate(members)
         self.depths = np.repeat(np.arange(most + 1, dtype=np.int32), [len(each) for each in members])
 
     def drafts(self, sampled: list[Sequence]) -> list[VerifiedDraft]:
+        if not self.sizes:
+            return []
         rows: dict[int, list[int]] = {}
         for row in range(len(sampled), len(self.order)):
             rows.setdefault(int(self.order[row]), []).append(row)

@@ -107,6 +107,26 @@ inline void mma_e4m3(float& c0, float& c1, float& c2, float& c3, std::uint32_t a
   }
 }
 
+// `A`: std::int8_t or std::uint8_t.
+template <typename A>
+void mma_bytes(int& c0, int& c1, int& c2, int& c3, std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
+               std::uint32_t a3, std::uint32_t b0, std::uint32_t b1, int, int, int, int) {
+  const std::uint32_t words[] = {a0, a1, a2, a3, b0, b1};
+  const auto shown = show(~0u, words, 6);
+  int* const c[] = {&c0, &c1, &c2, &c3};
+  const int g = lane() / 4, t = lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    const int row = g + i / 2 * 8, column = 2 * t + i % 2;
+    int sum = *c[i];
+    for (int k = 0; k < 32; ++k) {
+      const std::uint32_t a = shown[row % 8 * 4 + k % 16 / 4][row / 8 + k / 16 * 2] >> k % 4 * 8;
+      const std::uint32_t b = shown[column * 4 + k % 16 / 4][4 + k / 16] >> k % 4 * 8;
+      sum += static_cast<A>(a) * static_cast<std::int8_t>(b);
+    }
+    *c[i] = sum;
+  }
+}
+
 template <bool TRANSPOSED>
 void ldmatrix(std::uint32_t& r0, std::uint32_t& r1, std::uint32_t& r2, std::uint32_t& r3,
               std::uint32_t address) {
@@ -208,6 +228,14 @@ void ptx_mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(P&&... operands) {
 template <typename... P>
 void ptx_mma_sync_aligned_m16n8k32_row_col_f32_e4m3_e4m3_f32(P&&... operands) {
   emulated::mma_e4m3(operands...);
+}
+template <typename... P>
+void ptx_mma_sync_aligned_m16n8k32_row_col_s32_u8_s8_s32(P&&... operands) {
+  emulated::mma_bytes<std::uint8_t>(operands...);
+}
+template <typename... P>
+void ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32(P&&... operands) {
+  emulated::mma_bytes<std::int8_t>(operands...);
 }
 template <typename... P>
 void ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(P&&... operands) {

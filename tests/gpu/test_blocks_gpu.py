@@ -143,9 +143,11 @@ ROWS_BY_SHAPE = [
 def test_products_by_packed_blocks(
     name: str, dtype: np.dtype[Any], m: int, rows: int, columns: int, cuda_ops: CudaOps, no_transfers: NoTransfers
 ) -> None:
-    """Products of the elements that the dequantising kernel gives, with all that can stand around them."""
-    weight, _ = mixed_weight(cuda_ops.device, dtype, [KERNEL_FORMATS[name].name], [rows], columns)
-    numbers = dequantized(cuda_ops, weight, dtype)
+    """Products of the elements that the dequantising kernel gives, with all that can stand around them; one row's of
+    the exact ones, where they are integers times scales."""
+    weight, exact = mixed_weight(cuda_ops.device, dtype, [KERNEL_FORMATS[name].name], [rows], columns)
+    in_fixed_point = m == 1 and not name.startswith(("Fp8", "Nf4"))
+    numbers = exact if in_fixed_point else dequantized(cuda_ops, weight, dtype)
     x, bias = random_array(20, (m, columns), dtype, 1 / 64), random_array(21, (rows,), dtype)
     norm = random_array(22, (columns,), dtype, 1 / 64)
     biased = LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
@@ -159,7 +161,10 @@ def test_products_by_packed_blocks(
         cuda_ops.linear(device_x, biased, out=logits)
         cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
     assert_close(out.numpy(), expected, dtype)
-    assert_close(logits.numpy(), expected, float32, typical=1)
+    if in_fixed_point:
+        assert (np.abs(logits.numpy() - expected) <= fixed_point_bound(x, numbers)).all()
+    else:
+        assert_close(logits.numpy(), expected, float32, typical=1)
     assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), dtype, roundings=2)
     with no_transfers():
         cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
@@ -168,6 +173,32 @@ def test_products_by_packed_blocks(
         cuda_ops.linear(device_x, biased, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
     after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
     assert_close(out.numpy(), reference.matmul(after_norm, numbers, bias), dtype, roundings=2)
+
+
+def fixed_point_bound(x: Array, weight: Array) -> Array:
+    """Of the error of x [1, K] times weight^T [N, K], as block_row.cuh states it, with sums in float32."""
+    x, weight = np.abs(x.astype(np.float64)), np.abs(weight.astype(np.float64))
+    most = x.reshape(-1, 32).max(axis=1).repeat(32)
+    return weight @ most * 2.0**-14.99 + weight @ x[0] * 2.0**-18
+
+
+def test_a_single_row_keeps_small_elements_beside_large_ones(cuda_ops: CudaOps) -> None:
+    """Each 32 elements have a scale of their own; what is not finite ends in no number."""
+    rows, columns = 24, 1280
+    weight, exact = mixed_weight(cuda_ops.device, bfloat16, ["packed_q4_k"], [rows], columns)
+    x = random_array(24, (1, columns), bfloat16, 1 / 64)
+    x[:, :32] *= 2.0**20
+    x[:, 64:96] = 0
+    x[:, 96:128] *= 2.0**-120
+    for broken in (None, np.nan, np.inf):
+        if broken is not None:
+            x[0, 700] = broken
+        out = poisoned((1, rows), float32, cuda_ops.device)
+        cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, out=out)
+        if broken is None:
+            assert (np.abs(out.numpy() - x.astype(np.float64) @ exact.T) <= fixed_point_bound(x, exact)).all()
+        else:
+            assert np.isnan(out.numpy()).all()
 
 
 def test_products_by_parts_of_several_formats(cuda_ops: CudaOps) -> None:

@@ -30,6 +30,28 @@ __device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], const unsign
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// c[16x8] += a[16x32] b[32x8] of bytes; a is signed if A_SIGNED, b is. c as above. a, in fours of columns:
+// {(g, 4t), (g+8, 4t), (g, 4t+16), (g+8, 4t+16)}. b, in fours of rows: {(4t, g), (4t+16, g)}.
+template <bool A_SIGNED>
+__device__ __forceinline__ void mma_bytes(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+
+template <>
+__device__ __forceinline__ void mma_bytes<false>(int (&c)[4], const unsigned (&a)[4],
+                                                 const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+__device__ __forceinline__ void mma_bytes<true>(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // Four 8x8 matrices of 2-byte elements from shared memory. Lane l passes the 16-byte aligned address of row
 // l % 8 of matrix l / 8 and gets of every matrix the elements (g, 2t) and (g, 2t+1).
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], unsigned row) {

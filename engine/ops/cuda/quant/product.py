@@ -53,6 +53,7 @@ UNIT = 8  # rows of the weight that one tensor-core instruction takes
 STEP = 128  # elements of each row that a warp takes at a time
 VECTOR_BYTES = 16
 STEP_VECTORS = STEP * HALF_BYTES // VECTOR_BYTES
+GROUP, MOST_GROUP_BYTES = 32, 16  # elements of the one row that share a scale, and what is kept of them
 BLOCK_RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, by the driver, for each block
 MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared memory
 
@@ -80,8 +81,9 @@ class BlockTile:
         of_unit = (format.lane_words + 1) * 4
         ring = self.stages * THREADS * (of_tokens + self.units * of_unit)
         partial = WARPS * self.units * groups * WARP_SIZE * 8
-        row = ceil_div(in_features, STEP * WARPS) * WARPS * STEP * HALF_BYTES
-        return ring + partial + (2 if resident else int(normed)) * row
+        columns = ceil_div(in_features, STEP * WARPS) * WARPS * STEP
+        groups = columns // GROUP * MOST_GROUP_BYTES if resident else 0
+        return ring + partial + (2 if resident else int(normed)) * columns * HALF_BYTES + groups
 
     def fits(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""

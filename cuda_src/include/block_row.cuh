@@ -1,0 +1,186 @@
+// The product of a single row by a weight in quantised blocks whose values are integers: the row in fixed
+// point, times the integers themselves, and scales for sums instead of for elements.
+//
+// An element of x is scale * (128 * high + low), where 32 elements share the scale and high and low are
+// signed bytes: |error| <= 2^-14.99 max |x| of the 32. Integers times bytes add up exactly; scales, zeros and
+// offsets are float32 throughout, so weights are not rounded as those of several rows are.
+#pragma once
+
+#include "block_product.cuh"
+
+template <typename F>
+constexpr bool HAS_INTEGERS = !F::IS_E4M3 && !F::IS_NF4;
+
+constexpr int MOST_FIXED = 127 * 128;    // of an element in fixed point
+constexpr float LEAST_ELEMENT = 1e-30f;  // a group without a larger one is zeros
+constexpr unsigned INFINITE_BITS = 0x7f800000;
+constexpr float ROUNDS_TO_INTEGER = 12582912.0f;  // 1.5 * 2^23: an integer added to it is its last bits
+
+// 32 elements of the row in fixed point: the scale, and the sums of each group of the weight's.
+template <int GROUPS>
+struct alignas(GROUPS == 1 ? 8 : 16) RowGroup {
+  float scale;  // NaN where an element is not finite
+  float sums[GROUPS];
+};
+
+template <typename F>
+using RowGroupOf = RowGroup<F::GROUPS>;
+
+__device__ __forceinline__ unsigned first_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
+// Turns this warp's vectors of the row, each as its lane has written it, into bytes: high ones of elements
+// 0, 4, 1, 5 and 2, 6, 3, 7, then low ones. `groups`: of each four vectors.
+template <typename T, int GROUPS>
+__device__ __forceinline__ void fix_row(uint4* y, RowGroup<GROUPS>* groups, int vectors) {
+  const int lane = lane_of_thread();
+#pragma unroll 1
+  for (int first = 0; first < vectors; first += WARP_SIZE) {
+    const int v = first + lane;
+    const uint4 raw = v < vectors ? y[v] : make_uint4(0, 0, 0, 0);
+    const Vec<T, SEGMENT> elements = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
+    float x[SEGMENT], sum = 0.0f;
+    unsigned most_bits = 0;  // of magnitudes, which are in the order of their bits, NaN last
+#pragma unroll
+    for (int e = 0; e < SEGMENT; ++e) {
+      x[e] = to_float(elements[e]);
+      sum += x[e];
+      most_bits = max(most_bits, __float_as_uint(x[e]) & 0x7fffffff);
+    }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    if constexpr (GROUPS == 1) sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    most_bits = max(most_bits, __shfl_xor_sync(FULL_WARP, most_bits, 1));
+    most_bits = max(most_bits, __shfl_xor_sync(FULL_WARP, most_bits, 2));
+    const float most = __uint_as_float(most_bits);
+    const float inverse = most > LEAST_ELEMENT ? __fdividef(static_cast<float>(MOST_FIXED), most) : 0.0f;
+    unsigned high[SEGMENT], low[SEGMENT];
+#pragma unroll
+    for (int e = 0; e < SEGMENT; ++e) {
+      const unsigned fixed =
+          __float_as_uint(fmaf(x[e], inverse, ROUNDS_TO_INTEGER)) - __float_as_uint(ROUNDS_TO_INTEGER);
+      high[e] = static_cast<int>(fixed + 64) >> 7;
+      low[e] = fixed - (high[e] << 7);
+    }
+    if (v < vectors) {
+      y[v] = make_uint4(
+          first_bytes(high[0], high[4], high[1], high[5]), first_bytes(high[2], high[6], high[3], high[7]),
+          first_bytes(low[0], low[4], low[1], low[5]), first_bytes(low[2], low[6], low[3], low[7]));
+      RowGroup<GROUPS>& group = groups[v / 4];
+      if (lane % 4 == 0) {
+        group.scale = most_bits < INFINITE_BITS ? most * (1.0f / MOST_FIXED) : __uint_as_float(0x7fffffff);
+        group.sums[0] = sum;
+      }
+      if (GROUPS == 2 && lane % 4 == 2) group.sums[GROUPS - 1] = sum;
+    }
+  }
+}
+
+// Consumer of the one row: this warp's sums of a tile. Of an mma's eight columns, 2t and 2t+1 are the high
+// and low bytes of lane t's elements, and zero where k is another lane's: so the sums of a step's four groups
+// stay apart, and lane t finds those of its own.
+template <typename V>
+class RowConsumer {
+  using T = typename V::T;
+  using F = typename V::F;
+  static constexpr int PAIRS = V::UNITS / 2;
+  static constexpr int SUMS = F::GROUPS == 1 ? 1 : V::ROUNDS;  // whose scales differ
+
+ public:
+  // `y` and `groups`: this warp's, as `fix_row` leaves them; `zeros`: 64 bytes, for lanes without a column.
+  __device__ __forceinline__ void begin(const uint4* y, const RowGroupOf<F>* groups, const uint4* zeros) {
+    groups_ = groups + lane();
+    const int column = row_of_lane();
+    const bool own = column / 2 == lane();
+    row_ = reinterpret_cast<const uint2*>(own ? y + lane() * 4 : zeros) + (own ? column % 2 : 0);
+    row_step_ = own ? V::STEP_VECTORS * 2 : 0;
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < PAIRS * 2; ++i) (&sums_[0][0])[i] = 0.0f;
+  }
+  __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
+
+  __device__ __forceinline__ void take_step(const unsigned char* ring, const uint4*, const NormPrologue<V>&,
+                                            int step, bool) {
+    copy_async_wait<V::STAGES - 1>();
+    __syncwarp();
+    const unsigned char* const units = ring + slot_ * V::STAGE_BYTES;
+    const RowGroupOf<F> group = groups_[step * 4];
+    uint2 row[V::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < V::ROUNDS; ++round) {
+      row[round] = row_[step * row_step_ + vector_of_round(round, lane()) * 2];
+    }
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+      const LaneUnit<F> low(units + 2 * p * V::UNIT_BYTES), high(units + (2 * p + 1) * V::UNIT_BYTES);
+      int products[SUMS][4] = {};
+#pragma unroll
+      for (int round = 0; round < V::ROUNDS; ++round) {
+        const uint2 a = integer_bytes<F>(low.codes, round), b = integer_bytes<F>(high.codes, round);
+        mma_bytes<F::SIGNED>(products[round % SUMS], {a.x, b.x, a.y, b.y}, {row[round].x, row[round].y});
+      }
+      add_scaled(sums_[p][0], products, 0, low, group);
+      add_scaled(sums_[p][1], products, 1, high, group);
+    }
+  }
+
+  // As BlockConsumer's.
+  __device__ __forceinline__ void share_sums(float* partial, int) const {
+#pragma unroll
+    for (int p = 0; p < PAIRS; ++p) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float sum = sums_[p][i];
+        sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+        sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+        const int unit = warp_of_thread() * V::UNITS + p * 2 + i;
+        if (lane() == 0) partial[unit * V::GROUPS * 8 * UNIT + row_of_lane()] = sum;
+      }
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
+
+  // Products of this lane's 32 elements of unit `i` of a pair.
+  static __device__ __forceinline__ void add_scaled(float& sum, const int (&products)[SUMS][4], int i,
+                                                    const LaneUnit<F>& unit, const RowGroupOf<F>& group) {
+    float factors[F::GROUPS], offsets[F::GROUPS] = {};
+    F::scales(unit.record, BlockSteps<V>::half(), lane(), factors, offsets);
+    float scaled = 0.0f;
+#pragma unroll
+    for (int s = 0; s < SUMS; ++s) {
+      const float product = products[s][i * 2] * 128 + products[s][i * 2 + 1];
+      const bool second = F::GROUPS == 2 && vector_of_round(s, lane()) >= 2;
+      scaled = fmaf(second ? factors[F::GROUPS - 1] : factors[0], product, scaled);
+    }
+    sum = fmaf(group.scale, scaled, sum);
+#pragma unroll
+    for (int g = 0; g < F::GROUPS; ++g) {
+      if constexpr (F::GROUP_ZERO >= 0) {
+        sum = fmaf(-factors[g] * (offsets[g] - F::GROUP_ZERO), group.sums[g], sum);
+      } else if constexpr (F::HAS_OFFSET || F::ZERO != 0) {
+        sum = fmaf(F::HAS_OFFSET ? offsets[g] - factors[g] * F::ZERO : -factors[g] * F::ZERO, group.sums[g],
+                   sum);
+      }
+    }
+  }
+
+  const RowGroupOf<F>* groups_;  // of this lane's 32 elements of a step
+  const uint2* row_;             // its bytes, of one kind
+  int row_step_;
+  float sums_[PAIRS][2];
+  int slot_ = 0;
+};
+
+template <typename V, bool IN_FIXED_POINT>
+struct ConsumerFor {
+  using type = BlockConsumer<V>;
+};
+template <typename V>
+struct ConsumerFor<V, true> {
+  using type = RowConsumer<V>;
+};
