@@ -235,6 +235,9 @@ TURNED_PRODUCTS = {  # x turned or not; rows, columns, summed
     "an input's gradient by pairs": (False, TurnedPlan(PAIR), (140, 264, 264)),
     "a weight's gradient": (True, TurnedPlan(ONE), (200, 136, 333)),
     "a weight's gradient by pairs": (True, TurnedPlan(PAIR), (328, 200, 149)),
+    "an input's gradient by wide tiles": (False, TurnedPlan(WIDE_PAIR), (200, 264, 264)),
+    "a weight's gradient by wide tiles": (True, TurnedPlan(WIDE_PAIR), (424, 264, 261)),
+    "slices by wide tiles": (True, TurnedPlan(WIDE_PAIR, slices=2), (72, 200, 283)),
     "slices of a sum": (True, TurnedPlan(sm90.Plan(sm90.TILES[6]), slices=2), (72, 200, 283)),
 }
 
@@ -243,8 +246,9 @@ TURNED_PRODUCTS = {  # x turned or not; rows, columns, summed
 def test_products_of_the_backward_on_sm_90a(kind: str, sm90_ops: CudaOps) -> None:
     """Edges in all directions, more steps than the ring has stages, a sum with what is there."""
     sm90_ops.device.multiprocessors = 2  # several tiles for each
-    sm90_ops.device.max_shared_bytes = 120 << 10
     turned_x, plan, sizes = TURNED_PRODUCTS[kind]
+    if not plan.plan.tile.wide:
+        sm90_ops.device.max_shared_bytes = 120 << 10
     dtype = float16 if plan.plan.sharing > 1 else bfloat16
     check_product(sm90_ops.device, sizes, np.dtype(dtype), turned_x=turned_x, plan=plan)
 
@@ -380,6 +384,7 @@ SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split 
 SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
 INPUT, WEIGHT = (partial(multiply_backward, f"{kind}'s gradient") for kind in ("an input", "a weight"))
 SHARED_WEIGHT = partial(multiply_backward, "a weight's gradient by pairs")
+WIDE_WEIGHT = partial(multiply_backward, "a weight's gradient by wide tiles")
 ATTEND = partial(attend_to, PROMPTS)
 PRODUCT_AND_COPY = "a race of a product of .* and a copy to"
 HUNG = r"never come; .* 256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cuh:\d+"
@@ -406,6 +411,7 @@ HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
     "another leading offset": (SHARED_WEIGHT, "LINES * SWIZZLE_BYTES >> 4", "8 * SWIZZLE_BYTES >> 4", "differ"),
     "another stride": (WEIGHT, "STRIDE = static_cast", "STRIDE = 2 * static_cast", "differ|a race"),
     "another step along k": (WEIGHT, "= 16 * SWIZZLE_BYTES >> 4", "= 8 * SWIZZLE_BYTES >> 4", "differ"),
+    "a box in another's place": (WIDE_WEIGHT, "to + i * BOX_ELEMENTS, x_map", "to, x_map", "differ|a race"),
     "a box that is not announced": (
         SHARED_WEIGHT,
         "boxes * BOX_BYTES",

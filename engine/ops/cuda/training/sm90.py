@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
@@ -20,6 +20,7 @@ from tessera.engine.ops.cuda.linear.sm90 import (
     BLOCK_THREADS,
     MULTIPLE,
     ROWS_IN_L2,
+    WIDE_PLAN,
     Plan,
     Tile,
     count_clusters_at_once,
@@ -43,6 +44,18 @@ class Sm90TurnedMatmulParams(NamedTuple):
     accumulate: Int32
 
 
+class Sm90TurnedWideParams(NamedTuple):
+    x_map: TensorMap
+    weight_map: TensorMap
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    tiles_m_in_l2: Int32
+    stages: Int32
+    accumulate: Int32
+
+
 SM90_TURNED_MATMUL = KernelSpec(
     file="training/sm90_turned_matmul.cu",
     name="sm90_turned_matmul_kernel",
@@ -52,11 +65,21 @@ SM90_TURNED_MATMUL = KernelSpec(
     arch_specific=True,
     on_demand=True,
 )
-SPECS = (SM90_TURNED_MATMUL,)
-declare_header("training_sm90", __name__, params=(Sm90TurnedMatmulParams,))
+SM90_TURNED_WIDE = KernelSpec(
+    file="training/sm90_turned_wide.cu",
+    name="sm90_turned_wide_kernel",
+    template=("T", "Out", "TURNED_X"),
+    params=Sm90TurnedWideParams,
+    min_arch=90,
+    arch_specific=True,
+    on_demand=True,
+)
+SPECS = (SM90_TURNED_MATMUL, SM90_TURNED_WIDE)
+declare_header("training_sm90", __name__, params=(Sm90TurnedMatmulParams, Sm90TurnedWideParams))
 
 TILES = (Tile(2, 256), Tile(2, 128), Tile(2, 64), Tile(1, 64))
 SHARED_TILES = TILES[:2]  # that pairs of blocks may share
+PLANS = (*map(Plan, TILES), *(Plan(tile, sharing=2) for tile in SHARED_TILES), WIDE_PLAN)
 MAX_SLICES = 16
 MIN_SLICE_STEPS = 8  # along k
 MAX_PARTIAL_BYTES = 1 << 27
@@ -76,8 +99,12 @@ class TurnedPlan:
     plan: Plan
     slices: int = 1
 
+    @property
+    def spec(self) -> KernelSpec[Any]:
+        return SM90_TURNED_WIDE if self.plan.tile.wide else SM90_TURNED_MATMUL
+
     def template(self, dtype: str, out_dtype: str, *, turned_x: bool) -> tuple[str, ...]:
-        dtype, out_dtype, *sizes = self.plan.template(dtype, out_dtype)
+        sizes = () if self.plan.tile.wide else self.plan.template(dtype, out_dtype)[2:]
         return (dtype, out_dtype, "true" if turned_x else "false", *sizes)
 
     def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, costs: Sm90Costs) -> float:
@@ -125,11 +152,10 @@ def choose_plan(
     steps = ceil_div(in_features, TILE_K)
     shares = num_rows >= costs.min_sharing_rows and clusters_at_once[1] > 0
     most = max(1, min(MAX_SLICES, steps // MIN_SLICE_STEPS)) if sliced else 1
-    plans = [
-        TurnedPlan(Plan(tile, sharing=2 if shares and tile in SHARED_TILES else 1), slices)
-        for tile in TILES
-        for slices in range(1, most + 1)
-    ]
+    tilings = [Plan(tile, sharing=2 if shares and tile in SHARED_TILES else 1) for tile in TILES]
+    if clusters_at_once[1]:
+        tilings.append(WIDE_PLAN)
+    plans = [TurnedPlan(plan, slices) for plan in tilings for slices in range(1, most + 1)]
 
     def fits(plan: TurnedPlan) -> bool:
         return plan.slices == 1 or plan.partial_bytes(num_rows, out_features) <= MAX_PARTIAL_BYTES
@@ -147,12 +173,11 @@ def _plan(device: CudaDevice, dtype: str, sizes: tuple[int, int, int], sliced: b
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these products launch for elements of these C types."""
-    plans = [*map(Plan, TILES), *(Plan(tile, sharing=2) for tile in SHARED_TILES)]
     return [
-        (SM90_TURNED_MATMUL, TurnedPlan(plan).template(dtype, out, turned_x=turned_x))
+        (plan.spec, plan.template(dtype, out, turned_x=turned_x))
         for dtype in dtypes
         if dtype != "float"
-        for plan in plans
+        for plan in map(TurnedPlan, PLANS)
         for out, turned_x in ((dtype, False), ("float", True))
     ]
 
@@ -196,19 +221,37 @@ def launch(
     tiles, at_once = plan.plan, count_clusters_at_once(device, dtype)[plan.plan.sharing - 1]
     sizes = (num_rows, out_features, out.dtype.itemsize, at_once, device.max_shared_bytes)
     partial = out if plan.slices == 1 else empty((plan.slices, *out.shape), float32, device)
-    params = Sm90TurnedMatmulParams(
-        x_map=box_map(x, TILE_K if turned_x else tiles.tile.m),
-        x_tail_map=box_map(x, TILE_K if turned_x else num_rows % tiles.tile.m or tiles.tile.m),
-        weight_map=box_map(weight, TILE_K),
-        out=partial,
-        num_rows=num_rows,
-        out_features=out_features,
-        in_features=in_features,
-        tiles_m_in_l2=ROWS_IN_L2 // (tiles.tile.m * tiles.sharing),
-        stages=tiles.stages(out.dtype.itemsize, device.max_shared_bytes),
-        accumulate=accumulate and plan.slices == 1,
-    )
-    template = plan.template(dtype, cuda_type(out.dtype), turned_x=turned_x)
-    device.launch(SM90_TURNED_MATMUL, template, plan.config(*sizes), params)
+    x_map = box_map(x, TILE_K if turned_x else tiles.tile.m)
+    weight_map = box_map(weight, TILE_K)
+    tiles_m_in_l2 = ROWS_IN_L2 // (tiles.tile.m * tiles.sharing)
+    stages = tiles.stages(out.dtype.itemsize, device.max_shared_bytes)
+    template, config = plan.template(dtype, cuda_type(out.dtype), turned_x=turned_x), plan.config(*sizes)
+    if tiles.tile.wide:
+        wide_params = Sm90TurnedWideParams(
+            x_map=x_map,
+            weight_map=weight_map,
+            out=partial,
+            num_rows=num_rows,
+            out_features=out_features,
+            in_features=in_features,
+            tiles_m_in_l2=tiles_m_in_l2,
+            stages=stages,
+            accumulate=accumulate and plan.slices == 1,
+        )
+        device.launch(SM90_TURNED_WIDE, template, config, wide_params)
+    else:
+        params = Sm90TurnedMatmulParams(
+            x_map=x_map,
+            x_tail_map=x_map if turned_x else box_map(x, num_rows % tiles.tile.m or tiles.tile.m),
+            weight_map=weight_map,
+            out=partial,
+            num_rows=num_rows,
+            out_features=out_features,
+            in_features=in_features,
+            tiles_m_in_l2=tiles_m_in_l2,
+            stages=stages,
+            accumulate=accumulate and plan.slices == 1,
+        )
+        device.launch(SM90_TURNED_MATMUL, template, config, params)
     if plan.slices > 1:
         add_partials(device, partial, out, accumulate=accumulate)
