@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply_turned_tiles(const Work<V::SHARING>& wo
       uint4 nothing[Result<T, T>::SEGMENTS];
       store_tile<V>(sums, result, staging, nothing);
     } else {
-      add_tile<T, WARPGROUP_N, 8>(sums, result);
+      add_tile<T, WARPGROUP_N, WARPGROUP_N >= 128 ? 16 : 8>(sums, result);
     }
   }
 }

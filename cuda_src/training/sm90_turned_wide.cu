@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_turned_wide_kernel(S
         result.template store_chunk<CHUNK_COLUMNS>(sums + first / 2, first, staging, nothing);
       }
     } else {
-      add_tile<T, TILE_N, 4>(sums, result);
+      add_tile<T, TILE_N, 8>(sums, result);
     }
   }
   cluster_wait();  // the other block no longer counts or copies here

@@ -107,14 +107,27 @@ class TurnedPlan:
         sizes = () if self.plan.tile.wide else self.plan.template(dtype, out_dtype)[2:]
         return (dtype, out_dtype, "true" if turned_x else "false", *sizes)
 
-    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, costs: Sm90Costs) -> float:
-        """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
+    def cost(
+        self,
+        num_rows: int,
+        out_features: int,
+        in_features: int,
+        at_once: int,
+        costs: Sm90Costs,
+        *,
+        accumulates: bool,
+    ) -> float:
+        """Microseconds beyond what every plan takes, where `at_once` clusters run at a time.
+
+        `accumulates`: to a float32 result, else results are of 16 bits.
+        """
         tile = self.plan.tile
         rounds = ceil_div(self.plan.count(num_rows, out_features) * self.slices, at_once)
         steps = ceil_div(ceil_div(in_features, TILE_K), self.slices)
         products = rounds * steps * costs.step_us[tile.warpgroups_m, tile.warpgroup_n]
         reading = HALF_BYTES * (num_rows + out_features) * in_features / costs.weight_bytes_per_us
-        storing = costs.store_us * rounds * tile.m * tile.n / (128 * 256)
+        moved = 1 if not accumulates else 2 if self.slices > 1 else 4  # times 16 bits a result
+        storing = moved * costs.store_us * rounds * tile.m * tile.n / (128 * 256)
         adding = self.partial_bytes(num_rows, out_features) / SUM_BYTES_PER_US + LAUNCH_US if self.slices > 1 else 0.0
         return max(products, reading) + costs.overlap * min(products, reading) + storing + adding
 
@@ -147,7 +160,8 @@ def choose_plan(
 ) -> TurnedPlan:
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
 
-    Pairs of blocks share what they read from `costs.min_sharing_rows` rows on.
+    `sliced`: sums, which are added to a float32 result, may be divided into slices. Pairs of blocks share what they
+    read from `costs.min_sharing_rows` rows on.
     """
     steps = ceil_div(in_features, TILE_K)
     shares = num_rows >= costs.min_sharing_rows and clusters_at_once[1] > 0
@@ -161,7 +175,8 @@ def choose_plan(
         return plan.slices == 1 or plan.partial_bytes(num_rows, out_features) <= MAX_PARTIAL_BYTES
 
     def cost(plan: TurnedPlan) -> float:
-        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.plan.sharing - 1], costs)
+        at_once = clusters_at_once[plan.plan.sharing - 1]
+        return plan.cost(num_rows, out_features, in_features, at_once, costs, accumulates=sliced)
 
     return min(filter(fits, plans), key=cost)
 
