@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -50,6 +51,26 @@ def among_nan(array: Array, device: Device) -> Tensor:
     return tensor
 
 
+class Product(NamedTuple):
+    """Operands as they lie, their product in float64, and the product of their sizes."""
+
+    left: Array
+    right: Array
+    expected: Array
+    size: Array
+
+
+@lru_cache(maxsize=4)
+def product_of(sizes: tuple[int, int, int], dtype: np.dtype[Any], turned_x: bool) -> Product:
+    rows, columns, summed = sizes
+    if not turned_x:
+        summed += -summed % 8  # the columns of x
+    left = random_array(1, (summed, rows) if turned_x else (rows, summed), dtype)
+    right = random_array(2, (summed, columns), dtype)
+    x, weight = (left.T if turned_x else left).astype(np.float64), right.astype(np.float64)
+    return Product(left, right, x @ weight, np.abs(x) @ np.abs(weight))
+
+
 def check_product(
     device: CudaDevice,
     sizes: tuple[int, int, int],
@@ -59,20 +80,13 @@ def check_product(
     plan: TurnedPlan | None = None,
 ) -> None:
     """Right to rounding, written nowhere else, the same bits each time; to floats it is added where that is asked."""
-    rows, columns, summed = sizes
-    if not turned_x:
-        summed += -summed % 8  # the columns of x
-    left = random_array(1, (summed, rows) if turned_x else (rows, summed), dtype)
-    right = random_array(2, (summed, columns), dtype)
+    left, right, expected, size = product_of(sizes, dtype, turned_x)
     out_dtype = np.dtype(float32 if turned_x else dtype)
     x, weight = among_nan(left, device), among_nan(right, device)
-    wide, other = left.astype(np.float64), right.astype(np.float64)
-    wide = wide.T if turned_x else wide
-    expected, size = wide @ other, np.abs(wide) @ np.abs(other)
     unit = float(np.ldexp(1.0, {float32: -23, float16: -10, bfloat16: -7}[out_dtype]))
     found = []
     for _ in range(2):
-        out, whole = guarded((rows, columns), out_dtype, device)
+        out, whole = guarded(expected.shape, out_dtype, device)
         sm90.launch(device, x, weight, out, turned_x=turned_x, plan=plan)
         check_guards(whole)
         found.append(out.numpy())
