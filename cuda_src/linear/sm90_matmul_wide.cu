@@ -1,27 +1,7 @@
 // Matrix product of many rows on sm_90a with tiles of three warp groups' rows: those reuse each tile of the
 // weight in shared memory once more than the two of sm90_matmul.cu.
 
-#include "generated/sm90_matmul_wide.cuh"
-#include "sm90_product.cuh"
-
-constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
-constexpr int WARPS = WARPGROUPS_M * WARPGROUP_SIZE / WARP_SIZE;
-constexpr int CHUNK_STRIDE = chunk_stride(CHUNK_COLUMNS);
-
-// The first steps of a block, as many as the ring has stages: copy(tile, step, stage).
-template <int SHARING, typename Copy>
-__device__ __forceinline__ void fill_ring(const Work<SHARING>& work, int steps, const Copy& copy) {
-  int index = work.first;
-  int step = 0;
-#pragma unroll 1
-  for (int stage = 0; stage < work.stages && index < work.tiles_m * work.tiles_n; ++stage) {
-    copy(work.tile(index), step, stage);
-    if (++step == steps) {
-      step = 0;
-      index += work.stride;
-    }
-  }
-}
+#include "sm90_wide.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
 // out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Sums in float32, rounded once.

@@ -2,9 +2,10 @@
 
     python -m tests.bench.training --device cuda
 
-measures the operations of Llama-3.1-8B and GPT-2 in bfloat16, LoRA of rank 16 on all projections of Llama-3.1-8B with
-4 x 2,048 tokens, with checkpointed layers 8 x 2,048, and all weights of GPT-2 124M with 64 x 1,024. The last line is
-JSON. `tests.bench.autograd` does the same for the CPU's operations.
+measures the operations of Llama-3.1-8B and GPT-2 in bfloat16, the products of their backward with operands as they lie
+and by transposed copies, LoRA of rank 16 on all projections of Llama-3.1-8B with 4 x 2,048 tokens, with checkpointed
+layers 8 x 2,048, and all weights of GPT-2 124M with 64 x 1,024. The last line is JSON. `tests.bench.autograd` does the
+same for the CPU's operations.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,9 @@ from rich.table import Table
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.autograd.variable import Variable
+from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.ops.cuda.training.linear import READS_IN_PLACE, LinearOps
 from tessera.engine.ops.training.interface import AdamWStep, PackedSequences
 from tessera.engine.runner.devices import select_device
 from tessera.engine.tensor import Device, Tensor, bfloat16, empty, float32, from_numpy, zeros
@@ -82,6 +86,26 @@ RUNS = (
     Run("llama-8b lora, checkpointed", LLAMA_8B, 8, 2048, lora=True, checkpointed=True),
     Run("gpt2-124m", GPT2, 64, 1024, lora=False, checkpointed=False),
 )
+
+
+# Of the backward, in which x [tokens, width] was multiplied by a weight [features, width]: tokens, features, width.
+PRODUCTS = {
+    "gpt2-124m qkv": (65536, 2304, 768),
+    "gpt2-124m attention out": (65536, 768, 768),
+    "gpt2-124m fc": (65536, 3072, 768),
+    "gpt2-124m proj": (65536, 768, 3072),
+    "gpt2-124m head, a chunk": (2560, 50264, 768),
+    "llama-8b qkv": (8192, 6144, 4096),
+    "llama-8b attention out": (8192, 4096, 4096),
+    "llama-8b gate, up": (8192, 28672, 4096),
+    "llama-8b down": (8192, 4096, 14336),
+    "llama-8b lora a, 4096": (8192, 16, 4096),
+    "llama-8b lora a, 14336": (8192, 16, 14336),
+    "llama-8b lora b, 4096": (8192, 4096, 16),
+    "llama-8b lora b, 28672": (8192, 28672, 16),
+}
+MAX_CAPTURED_BYTES = 4 << 30  # of transposed copies in a graph
+MAX_CAPTURED = 10
 
 
 def cases(device: Device, divisor: int) -> Iterator[Case]:
@@ -218,6 +242,54 @@ def operations_table(f: Functions, console: Console, rounds: int, divisor: int) 
     return found
 
 
+def products_table(
+    device: CudaDevice, ops: LinearOps, console: Console, rounds: int, divisor: int
+) -> dict[str, dict[str, float]]:
+    """Of each product both ways in turn, replayed as a graph; milliseconds."""
+    columns = ("as they lie, ms", "TFLOP/s", "copies, ms", "TFLOP/s", "ratio")
+    table = Table("products", "", *columns, title="bfloat16")
+    found: dict[str, dict[str, float]] = {}
+    for name, (tokens, features, width) in PRODUCTS.items():
+        tokens //= divisor
+        dy, x, weight = (
+            empty(shape, bfloat16, device) for shape in ((tokens, features), (tokens, width), (features, width))
+        )
+        for seed, tensor in enumerate((dy, x, weight)):
+            ops.products.fill_normal(tensor, std=1.0, seed=seed)
+        dx, gradient = empty(x.shape, bfloat16, device), zeros(weight.shape, float32, device)
+        captured = max(1, min(MAX_CAPTURED, MAX_CAPTURED_BYTES // (dy.nbytes + x.nbytes + weight.nbytes)))
+        calls: dict[str, Callable[[], object]] = {
+            "dx": partial(ops.matmul_input_gradient, dy, weight, dx),
+            "dw": partial(ops.matmul_weight_gradient, dy, x, gradient, accumulate=True),
+        }
+        work = 2.0 * tokens * features * width
+        found[name] = {}
+        for kind, call in calls.items():
+            times = {}
+            for in_place in (True, False):
+                ops.reads_in_place = in_place
+                times[in_place] = replayed(device, call, captured, rounds)
+            ops.reads_in_place = READS_IN_PLACE
+            cells = [
+                f"{number:.{digits}f}"
+                for way in times.values()
+                for number, digits in ((way * 1e3, 3), (work / way / 1e12, 0))
+            ]
+            table.add_row(name, kind, *cells, f"{times[False] / times[True]:.2f}")
+            found[name] |= {f"{kind}_in_place_ms": times[True] * 1e3, f"{kind}_copies_ms": times[False] * 1e3}
+    console.print(table)
+    return found
+
+
+def replayed(device: CudaDevice, call: Callable[[], object], count: int, rounds: int) -> float:
+    """Seconds of one of `count` calls that a graph holds."""
+    call()  # kernels are compiled
+    with device.capture() as finish:
+        for _ in range(count):
+            call()
+    return seconds(device, finish().launch, rounds) / count
+
+
 def load(config: dict[str, Any], layers: int | None) -> ModelConfig:
     """Of a config.json; with fewer layers, where that is given."""
     if layers is not None:
@@ -275,7 +347,9 @@ def measure_run(f: Functions, run: Run, steps: int, divisor: int, layers: int | 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", choices=("ops", *(run.name for run in RUNS)), action="append", help="parts of it")
+    parser.add_argument(
+        "--only", choices=("ops", "products", *(run.name for run in RUNS)), action="append", help="parts of it"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of each operation (%(default)s)")
     parser.add_argument("--steps", type=int, default=3, help="that are measured, after a first (%(default)s)")
     parser.add_argument("--divisor", type=int, default=1, help="so many times fewer tokens a sequence (%(default)s)")
@@ -292,6 +366,9 @@ def main() -> None:
     found: dict[str, Any] = {}
     if options.only is None or "ops" in options.only:
         found["ops"] = operations_table(f, console, options.rounds, options.divisor)
+    if (options.only is None or "products" in options.only) and isinstance(device, CudaDevice):
+        assert isinstance(f.training, LinearOps)
+        found["products"] = products_table(device, f.training, console, options.rounds, options.divisor)
     table = Table("steps", "tokens/s", "ms", "mean ms", "first, s", "TFLOP/s by weights", "GiB")
     for run in RUNS:
         if options.only is not None and run.name not in options.only:

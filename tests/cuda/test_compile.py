@@ -40,6 +40,7 @@ from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
 from tessera.engine.ops.cuda.registry import OF_DRAFTS, all_instantiations, all_specs
+from tessera.engine.ops.cuda.training.sm90 import SM90_TURNED_MATMUL
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, E4M3
 from tests.support.paths import ROOT
 
@@ -284,7 +285,7 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
     of_fp8 = {spec for spec in OF_FP8_SPECS if not spec.batch_invariant} - set(OF_DRAFTS)
     assert {spec for spec, _ in compiled if spec in OF_FP8_SPECS} - set(OF_DRAFTS) == of_fp8
     for arch in TRAINING_HEADS:
-        assert set(training.SPECS) <= {spec for spec, _ in pairs_for(arch)}
+        assert {spec for spec in training.SPECS if spec.supports(arch)} <= {spec for spec, _ in pairs_for(arch)}
     for sampled in BLOCK_PRODUCTS:
         place = sampled.template.index("F")
         assert {template[place] for spec, template in compiled if spec is sampled} == KERNEL_FORMATS.keys()
@@ -408,6 +409,7 @@ def shared_bytes(cubin: Cubin, name: str) -> int:
         (SM90_MATMUL, sm90.BARRIER_BYTES),
         (SM90_MATMUL_WIDE, sm90.BARRIER_BYTES),
         (SM90_FP8_MATMUL, sm90.BARRIER_BYTES),
+        (SM90_TURNED_MATMUL, sm90.BARRIER_BYTES),
         (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),
         (sampling.TOP_LOGPROBS_CLUSTER, sampling.LOGPROBS_STATIC_BYTES),
         (PAGED_ATTENTION_DRAFTS, DRAFTS_STATIC_BYTES),

@@ -24,6 +24,7 @@ from tessera.engine.ops.cuda.attention.sm90_prefill import SM90_PREFILL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.decode import MATMUL_DECODE
 from tessera.engine.ops.cuda.linear.portable import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
+from tessera.engine.ops.cuda.training.sm90 import TurnedPlan
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
 from tests.emulation.tensor_maps import emulated_tensor_maps
@@ -33,6 +34,7 @@ from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_
 from tests.gpu.test_lora_gpu import rows_of, stack_of
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
+from tests.gpu.test_training_products_gpu import check_product
 from tests.support.linear_calls import norm_product_silu_mul, product_silu_mul
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
@@ -228,6 +230,29 @@ def test_products_on_sm_90a(kind: str, sm90_ops: CudaOps) -> None:
         check_guards(whole)
 
 
+TURNED_PRODUCTS = {  # x turned or not; rows, columns, summed
+    "an input's gradient": (False, TurnedPlan(ONE), (150, 136, 200)),
+    "an input's gradient by pairs": (False, TurnedPlan(PAIR), (140, 264, 264)),
+    "a weight's gradient": (True, TurnedPlan(ONE), (200, 136, 333)),
+    "a weight's gradient by pairs": (True, TurnedPlan(PAIR), (328, 200, 149)),
+    "an input's gradient by wide tiles": (False, TurnedPlan(WIDE_PAIR), (200, 264, 264)),
+    "a weight's gradient by wide tiles": (True, TurnedPlan(WIDE_PAIR), (424, 264, 261)),
+    "slices by wide tiles": (True, TurnedPlan(WIDE_PAIR, slices=2), (72, 200, 283)),
+    "slices of a sum": (True, TurnedPlan(sm90.Plan(sm90.TILES[6]), slices=2), (72, 200, 283)),
+}
+
+
+@pytest.mark.parametrize("kind", TURNED_PRODUCTS)
+def test_products_of_the_backward_on_sm_90a(kind: str, sm90_ops: CudaOps) -> None:
+    """Edges in all directions, more steps than the ring has stages, a sum with what is there."""
+    sm90_ops.device.multiprocessors = 2  # several tiles for each
+    turned_x, plan, sizes = TURNED_PRODUCTS[kind]
+    if not plan.plan.tile.wide:
+        sm90_ops.device.max_shared_bytes = 120 << 10
+    dtype = float16 if plan.plan.sharing > 1 else bfloat16
+    check_product(sm90_ops.device, sizes, np.dtype(dtype), turned_x=turned_x, plan=plan)
+
+
 PROMPTS = AttentionCase(
     "", ((37, 37), (1, 20), (0, 0), (20, 290)), num_heads=4, head_dim=64, dtype=bfloat16, sliding_window=150
 )
@@ -340,6 +365,10 @@ def multiply(kind: str, ops: CudaOps) -> None:
     test_products_on_sm_90a(kind, ops)
 
 
+def multiply_backward(kind: str, ops: CudaOps) -> None:
+    test_products_of_the_backward_on_sm_90a(kind, ops)
+
+
 def attend_to(case: AttentionCase, ops: CudaOps) -> None:
     test_attention_of_prompts_on_sm_90a(case, ops)
 
@@ -353,6 +382,9 @@ RELEASE_VALUES = (
 RELEASED_EARLY = "release(&barriers.empty_v[stage]);\n    wgmma_wait<0>();"
 SEVERAL, SPLIT = partial(multiply, "several tiles"), partial(multiply, "a split sum")
 SHARED, THREE_GROUPS = partial(multiply, "blocks that share"), partial(multiply, "wide tiles")
+INPUT, WEIGHT = (partial(multiply_backward, f"{kind}'s gradient") for kind in ("an input", "a weight"))
+SHARED_WEIGHT = partial(multiply_backward, "a weight's gradient by pairs")
+WIDE_WEIGHT = partial(multiply_backward, "a weight's gradient by wide tiles")
 ATTEND = partial(attend_to, PROMPTS)
 PRODUCT_AND_COPY = "a race of a product of .* and a copy to"
 HUNG = r"never come; .* 256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cuh:\d+"
@@ -373,6 +405,20 @@ HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
         "never come|a race",
     ),
     "a warp too few": (THREE_GROUPS, "[stage], WARPS)", "[stage], WARPS - 1)", PRODUCT_AND_COPY),
+    "x not turned": (WEIGHT, '"bf16", true, "1")', '"bf16", true, "0")', "differ"),
+    "x turned": (INPUT, '"bf16", false, "0")', '"bf16", false, "1")', "differ"),
+    "a weight not turned": (INPUT, 'TRANSPOSE_A ", 1;', 'TRANSPOSE_A ", 0;', "differ|a race"),
+    "another leading offset": (SHARED_WEIGHT, "LINES * SWIZZLE_BYTES >> 4", "8 * SWIZZLE_BYTES >> 4", "differ"),
+    "another stride": (WEIGHT, "STRIDE = static_cast", "STRIDE = 2 * static_cast", "differ|a race"),
+    "another step along k": (WEIGHT, "= 16 * SWIZZLE_BYTES >> 4", "= 8 * SWIZZLE_BYTES >> 4", "differ"),
+    "a box in another's place": (WIDE_WEIGHT, "to + i * BOX_ELEMENTS, x_map", "to, x_map", "differ|a race"),
+    "a box that is not announced": (
+        SHARED_WEIGHT,
+        "boxes * BOX_BYTES",
+        "(boxes - 1) * BOX_BYTES",
+        "a race|arrivals|copy",
+    ),
+    "a box too few": (SHARED_WEIGHT, "if (box >= boxes) break;", "if (box >= boxes - 1) break;", "never come"),
     "no proxy fence before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[1], "for want of a proxy fence"),
     "no barrier before a product": (ATTEND, SYNCHRONIZE, SYNCHRONIZE.split("\n")[0], "a race"),
     "queries not swizzled": (ATTEND, "(segment % 8 ^ m % 8)", "(segment % 8)", "elements differ"),

@@ -6,9 +6,9 @@ Public: `ops.CudaTrainingOps`; `SPECS` and `instantiations`, their kernels, whic
 from __future__ import annotations
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.ops.cuda.training import attention, elementwise, layer, linear, loss, optimizer, sums
+from tessera.engine.ops.cuda.training import attention, elementwise, layer, linear, loss, optimizer, sm90, sums
 
-GROUPS = (elementwise, sums, layer, linear, attention, loss, optimizer)
+GROUPS = (elementwise, sums, layer, linear, sm90, attention, loss, optimizer)
 SPECS = tuple(spec for group in GROUPS for spec in group.SPECS)
 
 

@@ -1,7 +1,8 @@
 """Backward of products and of looking rows up.
 
-dx = dy W and dW = dy^T x are products of transposed copies, so that every kernel of products serves them, too. What is
-summed over is padded with zeros to a multiple of PADDING, whatever the number of tokens.
+dx = dy W and dW = dy^T x read their operands as they lie where `sm90` can. Elsewhere they are products of transposed
+copies, so that every kernel of products serves them, too; there what is summed over is padded with zeros to a multiple
+of PADDING, whatever the number of tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InInt, InT, Int32, Int64, OutFloat, OutInt, OutT
+from tessera.engine.ops.cuda.training import sm90
 from tessera.engine.ops.cuda.types import CHUNK, ceil_div, cuda_type
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.training.interface import TrainingOps
@@ -66,6 +68,7 @@ EMBEDDING_GRADIENT = KernelSpec(EMBEDDING, "embedding_gradient_kernel", ("T",), 
 SORTING = (EMBEDDING_COUNT, EMBEDDING_STARTS, EMBEDDING_PLACE)
 SPECS = (TRANSPOSE, *SORTING, EMBEDDING_GRADIENT)
 
+READS_IN_PLACE = True  # where `sm90` can
 PADDING = 8  # elements: rows of 16 bytes
 TILE, TRANSPOSE_THREADS = Constant(64), Constant(256)
 THREADS = Constant(256, "of a block")
@@ -91,15 +94,27 @@ def padded(size: int) -> int:
 
 
 class LinearOps(TrainingOps):
-    """Attributes: products: multiplies."""
+    """
+    Attributes:
+        products: multiplies.
+        reads_in_place: products read their operands as they lie where they can; tests and benchmarks change it.
+    """
 
     device: CudaDevice
     products: Ops
+    reads_in_place: bool = READS_IN_PLACE
 
     def _matmul_input_gradient(self, dy: Tensor, weight: Tensor, out: Tensor) -> None:
-        self.products.matmul(self._padded_columns(dy), self._transposed(weight), out=out)
+        padded_dy = self._padded_columns(dy)
+        if self._can_read(padded_dy, weight, out):
+            sm90.launch(self.device, padded_dy, weight, out, turned_x=False)
+        else:
+            self.products.matmul(padded_dy, self._transposed(weight), out=out)
 
     def _matmul_weight_gradient(self, dy: Tensor, x: Tensor, out: Tensor, accumulate: bool) -> None:
+        if self._can_read(dy, x, out):
+            sm90.launch(self.device, dy, x, out, turned_x=True, accumulate=accumulate)
+            return
         left, right = self._transposed(dy), self._transposed(x)
         if not accumulate or dy.dtype == float32:
             self.products.matmul(left, right, out=out, accumulate=accumulate)
@@ -129,6 +144,9 @@ class LinearOps(TrainingOps):
         launch(EMBEDDING_STARTS, (), one_block, EmbeddingStartsParams(places=places, vocab_size=vocab_size))
         launch(EMBEDDING_PLACE, (), each_token, placed)
         launch(EMBEDDING_GRADIENT, (cuda_type(dy.dtype),), each_row, params)
+
+    def _can_read(self, x: Tensor, weight: Tensor, out: Tensor) -> bool:
+        return self.reads_in_place and sm90.can_read(self.device, x, weight) and sm90.can_write(out)
 
     def _transposed(self, x: Tensor) -> Tensor:
         """[N, padded(M)] of x [M, N], with zeros behind the M."""

@@ -82,10 +82,10 @@ class LossOps(LinearOps):
     ) -> None:
         vocab_size = weight.shape[0]
         head = self._padded_rows(weight)
-        turned = self._transposed(head)
         summed = weight_gradient
         if summed is not None and head is not weight:
             summed = zeros(head.shape, float32, self.device)
+        turned: Tensor | None = None
         for rows in _chunks(x.shape[0], head.shape[0]):
             logits = self._logits(x[rows], head)
             if losses is not None:
@@ -103,7 +103,11 @@ class LossOps(LinearOps):
             )
             template = (cuda_type(x.dtype),)
             self.device.launch(CROSS_ENTROPY_GRADIENT, template, rows_config(*logits.shape), params)
-            self.products.matmul(slopes, turned, out=out[rows])
+            if self._can_read(slopes, head, out[rows]):
+                self._matmul_input_gradient(slopes, head, out[rows])
+            else:
+                turned = self._transposed(head) if turned is None else turned  # once for all chunks
+                self.products.matmul(slopes, turned, out=out[rows])
             if summed is not None:
                 self._matmul_weight_gradient(slopes, x[rows], summed, accumulate=True)
         if weight_gradient is not None and summed is not None and summed is not weight_gradient:
