@@ -96,7 +96,12 @@ class RowConsumer {
     row_step_ = own ? V::STEP_VECTORS * 2 : 0;
   }
 
-  __device__ __forceinline__ void clear() {
+  // Before a tile with so many units, or gates and as many ups. Two units are the 16 rows of an mma:
+  // neighbours, or a gate and its up; those that a block's last tile lacks take no time then.
+  __device__ __forceinline__ void begin_tile(int num_units, int gated) {
+    num_pairs_ = gated ? num_units : ceil_div(num_units, 2);
+    pair_stride_ = gated ? 1 : 2;
+    partner_ = gated ? PAIRS : 1;
 #pragma unroll
     for (int i = 0; i < PAIRS * 2; ++i) (&sums_[0][0])[i] = 0.0f;
   }
@@ -115,7 +120,8 @@ class RowConsumer {
     }
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
-      const LaneUnit<F> low(units + 2 * p * V::UNIT_BYTES), high(units + (2 * p + 1) * V::UNIT_BYTES);
+      if (p > 0 && p >= num_pairs_) break;
+      const LaneUnit<F> low(units + unit(p, 0) * V::UNIT_BYTES), high(units + unit(p, 1) * V::UNIT_BYTES);
       int products[SUMS][4] = {};
 #pragma unroll
       for (int round = 0; round < V::ROUNDS; ++round) {
@@ -136,8 +142,8 @@ class RowConsumer {
         float sum = sums_[p][i];
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
         sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        const int unit = warp_of_thread() * V::UNITS + p * 2 + i;
-        if (lane() == 0) partial[unit * V::GROUPS * 8 * UNIT + row_of_lane()] = sum;
+        const int place = warp_of_thread() * V::UNITS + unit(p, i);
+        if (lane() == 0) partial[place * V::GROUPS * 8 * UNIT + row_of_lane()] = sum;
       }
     }
   }
@@ -145,11 +151,14 @@ class RowConsumer {
  private:
   static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
 
+  // Of a tile's units, unit `i` of a pair.
+  __device__ __forceinline__ int unit(int pair, int i) const { return pair * pair_stride_ + i * partner_; }
+
   // Products of this lane's 32 elements of unit `i` of a pair.
   static __device__ __forceinline__ void add_scaled(float& sum, const int (&products)[SUMS][4], int i,
-                                                    const LaneUnit<F>& unit, const RowGroupOf<F>& group) {
+                                                    const LaneUnit<F>& own, const RowGroupOf<F>& group) {
     float factors[F::GROUPS], offsets[F::GROUPS] = {};
-    F::scales(unit.record, BlockSteps<V>::half(), lane(), factors, offsets);
+    F::scales(own.record, BlockSteps<V>::half(), lane(), factors, offsets);
     float scaled = 0.0f;
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) {
@@ -172,6 +181,7 @@ class RowConsumer {
   const RowGroupOf<F>* groups_;  // of this lane's 32 elements of a step
   const uint2* row_;             // its bytes, of one kind
   int row_step_;
+  int num_pairs_, pair_stride_, partner_;
   float sums_[PAIRS][2];
   int slot_ = 0;
 };

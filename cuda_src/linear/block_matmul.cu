@@ -65,7 +65,11 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     DecodeEpilogue<V> epilogue(units, bias, out, out_stride, num_rows, accumulate, gated);
     epilogue.fetch(tile_unit);
 
-    consumer.clear();
+    if constexpr (IN_FIXED_POINT) {
+      consumer.begin_tile(min(units.a_tile, units.end - tile_unit), gated);
+    } else {
+      consumer.clear();
+    }
 #pragma unroll 1
     for (int step = 0; step < steps.count; ++step) {
       consumer.take_step(shared_memory, y, prologue, step, tile == 0);
