@@ -76,6 +76,23 @@ __device__ __forceinline__ void fix_row(uint4* y, RowGroup<GROUPS>* groups, int 
   }
 }
 
+// The pairs of a tile's units, which are the 16 rows of an mma: neighbours, or a gate and its up. So the last
+// tile of a block, with units for half of the pairs or less, takes half the time.
+template <int PAIRS>
+struct TilePairs {
+  int count = PAIRS, stride = 2, partner = 1;
+
+  // Before a tile with so many units, or gates and as many ups.
+  __device__ __forceinline__ void begin_tile(int num_units, int gated) {
+    count = gated ? num_units : ceil_div(num_units, 2);
+    stride = gated ? 1 : 2;
+    partner = gated ? PAIRS : 1;
+  }
+  __device__ __forceinline__ bool needs_all() const { return PAIRS == 1 || count > PAIRS / 2; }
+  // Of the tile's units, unit `i` of a pair.
+  __device__ __forceinline__ int unit(int pair, int i) const { return pair * stride + i * partner; }
+};
+
 // Consumer of the one row: this warp's sums of a tile. Of an mma's eight columns, 2t and 2t+1 are the high
 // and low bytes of lane t's elements, and zero where k is another lane's: so the sums of a step's four groups
 // stay apart, and lane t finds those of its own.
@@ -96,12 +113,8 @@ class RowConsumer {
     row_step_ = own ? V::STEP_VECTORS * 2 : 0;
   }
 
-  // Before a tile with so many units, or gates and as many ups. Two units are the 16 rows of an mma:
-  // neighbours, or a gate and its up; those that a block's last tile lacks take no time then.
   __device__ __forceinline__ void begin_tile(int num_units, int gated) {
-    num_pairs_ = gated ? num_units : ceil_div(num_units, 2);
-    pair_stride_ = gated ? 1 : 2;
-    partner_ = gated ? PAIRS : 1;
+    pairs_.begin_tile(num_units, gated);
 #pragma unroll
     for (int i = 0; i < PAIRS * 2; ++i) (&sums_[0][0])[i] = 0.0f;
   }
@@ -112,24 +125,10 @@ class RowConsumer {
     copy_async_wait<V::STAGES - 1>();
     __syncwarp();
     const unsigned char* const units = ring + slot_ * V::STAGE_BYTES;
-    const RowGroupOf<F> group = groups_[step * 4];
-    uint2 row[V::ROUNDS];
-#pragma unroll
-    for (int round = 0; round < V::ROUNDS; ++round) {
-      row[round] = row_[step * row_step_ + vector_of_round(round, lane()) * 2];
-    }
-#pragma unroll
-    for (int p = 0; p < PAIRS; ++p) {
-      if (p > 0 && p >= num_pairs_) break;
-      const LaneUnit<F> low(units + unit(p, 0) * V::UNIT_BYTES), high(units + unit(p, 1) * V::UNIT_BYTES);
-      int products[SUMS][4] = {};
-#pragma unroll
-      for (int round = 0; round < V::ROUNDS; ++round) {
-        const uint2 a = integer_bytes<F>(low.codes, round), b = integer_bytes<F>(high.codes, round);
-        mma_bytes<F::SIGNED>(products[round % SUMS], {a.x, b.x, a.y, b.y}, {row[round].x, row[round].y});
-      }
-      add_scaled(sums_[p][0], products, 0, low, group);
-      add_scaled(sums_[p][1], products, 1, high, group);
+    if (pairs_.needs_all()) {
+      take_pairs<PAIRS>(units, step);
+    } else {
+      take_pairs<ceil_div(PAIRS, 2)>(units, step);
     }
   }
 
@@ -142,7 +141,7 @@ class RowConsumer {
         float sum = sums_[p][i];
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
         sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-        const int place = warp_of_thread() * V::UNITS + unit(p, i);
+        const int place = warp_of_thread() * V::UNITS + pairs_.unit(p, i);
         if (lane() == 0) partial[place * V::GROUPS * 8 * UNIT + row_of_lane()] = sum;
       }
     }
@@ -151,8 +150,28 @@ class RowConsumer {
  private:
   static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
 
-  // Of a tile's units, unit `i` of a pair.
-  __device__ __forceinline__ int unit(int pair, int i) const { return pair * pair_stride_ + i * partner_; }
+  template <int COUNT>
+  __device__ __forceinline__ void take_pairs(const unsigned char* units, int step) {
+    const RowGroupOf<F> group = groups_[step * 4];
+    uint2 row[V::ROUNDS];
+#pragma unroll
+    for (int round = 0; round < V::ROUNDS; ++round) {
+      row[round] = row_[step * row_step_ + vector_of_round(round, lane()) * 2];
+    }
+#pragma unroll
+    for (int p = 0; p < COUNT; ++p) {
+      const LaneUnit<F> low(units + pairs_.unit(p, 0) * V::UNIT_BYTES);
+      const LaneUnit<F> high(units + pairs_.unit(p, 1) * V::UNIT_BYTES);
+      int products[SUMS][4] = {};
+#pragma unroll
+      for (int round = 0; round < V::ROUNDS; ++round) {
+        const uint2 a = integer_bytes<F>(low.codes, round), b = integer_bytes<F>(high.codes, round);
+        mma_bytes<F::SIGNED>(products[round % SUMS], {a.x, b.x, a.y, b.y}, {row[round].x, row[round].y});
+      }
+      add_scaled(sums_[p][0], products, 0, low, group);
+      add_scaled(sums_[p][1], products, 1, high, group);
+    }
+  }
 
   // Products of this lane's 32 elements of unit `i` of a pair.
   static __device__ __forceinline__ void add_scaled(float& sum, const int (&products)[SUMS][4], int i,
@@ -181,7 +200,7 @@ class RowConsumer {
   const RowGroupOf<F>* groups_;  // of this lane's 32 elements of a step
   const uint2* row_;             // its bytes, of one kind
   int row_step_;
-  int num_pairs_, pair_stride_, partner_;
+  TilePairs<PAIRS> pairs_;
   float sums_[PAIRS][2];
   int slot_ = 0;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.models.weights import quantised_source, stream
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.quant import product
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
@@ -173,6 +175,30 @@ def test_products_by_packed_blocks(
         cuda_ops.linear(device_x, biased, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
     after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
     assert_close(out.numpy(), reference.matmul(after_norm, numbers, bias), dtype, roundings=2)
+
+
+TILES = [tile for tiles in product.TILES.values() for tile in tiles]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.tokens}_{tile.units}_{tile.stages}_{tile.blocks}")
+@pytest.mark.parametrize("rows", [16, 280, 17024])
+def test_every_tile(tile: product.BlockTile, rows: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with a part of a tile, one, and several of which the last is not full; gates and ups, and neither."""
+    if rows > 1000 and os.environ.get("TESSERA_EMULATED") == "1":
+        pytest.skip("the emulation takes too long for so many rows")
+    format, columns = KERNEL_FORMATS["Q4_K"], 1280
+    if not tile.fits(format, columns, cuda_ops.device.max_shared_bytes, normed=False):
+        pytest.skip("it does not fit this device")
+    monkeypatch.setattr(product, "TILES", {tile.tokens: (tile,)})
+    weight, exact = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    numbers = exact if tile.tokens == 1 else dequantized(cuda_ops, weight, bfloat16)
+    x = random_array(20, (tile.tokens, columns), bfloat16, 1 / 64)
+    out, scratch = (poisoned((tile.tokens, rows), bfloat16, cuda_ops.device) for _ in range(2))
+    gated = poisoned((tile.tokens, rows // 2), bfloat16, cuda_ops.device)
+    cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, out=out)
+    cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
+    assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), bfloat16, roundings=2)
 
 
 def fixed_point_bound(x: Array, weight: Array) -> Array:
