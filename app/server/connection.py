@@ -84,6 +84,40 @@ class BodyToTheEnd:
         await RequestResponseCycle.send(cycle, message)
 
 
+class HeldHead:
+    """The transport of an answer until its first bytes are sent: they go out with what follows them at once.
+
+    A head and the first piece of a body are one call of the kernel then, and wake the client once.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, loop: asyncio.AbstractEventLoop) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._loop = loop
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            self._held += data
+            self.send_held()
+        else:
+            self._held = data
+            self._loop.call_soon(self.send_held)
+
+    def close(self) -> None:
+        self.send_held()
+        self._transport.close()
+
+    def send_held(self) -> None:
+        held, self._held = self._held, b""
+        self._cycle.transport = self._transport
+        if held and not self._transport.is_closing():
+            self._transport.write(held)
+
+
 class QueueingFlow(FlowControl):
     """Reads nothing more while requests wait in the queue."""
 
@@ -209,6 +243,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._limit.make_busy(self)
             super().on_headers_complete()
             self._has_cycle = True
+            self.cycle.transport = HeldHead(self.cycle, self.loop)  # type: ignore[assignment]
             if self.parser.get_http_version() == "1.0":
                 self.cycle.send = BodyToTheEnd(self.cycle)  # type: ignore[method-assign]
             if not self.pipeline:
@@ -232,6 +267,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(InvalidRequestError("This is not an HTTP request.", code="invalid_http"))
 
     def on_response_complete(self) -> None:
+        if self._answering is not None and isinstance(self._answering.transport, HeldHead):
+            self._answering.transport.send_held()  # a head without a body
         self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         if self._refusal is not None and self._answering is None:

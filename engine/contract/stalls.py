@@ -98,7 +98,9 @@ class StallWatch:
     """A thread that looks again and again whether the watched one is still in a turn that has taken too long.
 
     The watched thread calls `begin` and `end`, and `pause` and `resume` around what does not count. `end` returns
-    the seconds that count. The watch costs a few look-ups a second.
+    the seconds that count. The watch costs a few look-ups a second. Clocks that take a call of the kernel are read
+    when a turn has ended, for the next one: the first token of a request does not wait for them, and a wait for a core
+    between two turns counts as none of the thread's own.
 
     Args:
         thread: what the reports call the watched thread, which makes this object.
@@ -114,7 +116,7 @@ class StallWatch:
         self._clock = ThreadClock(threading.get_native_id()) if limit else None
         self._began: float | None = None
         self._before = 0.0  # counted in this turn before the last pause
-        self._waited = self._computed = 0.0
+        self._waited, self._computed = self._clock_times()
         self._seen: tuple[str | None, tuple[str, ...]] | None = None
         self._stopped = threading.Event()
         if limit:
@@ -122,8 +124,6 @@ class StallWatch:
 
     def begin(self) -> None:
         self._before, self._seen = 0.0, None
-        if self._clock is not None:
-            self._waited, self._computed = self._clock.waited(), time.process_time()
         self._began = time.perf_counter()
 
     def pause(self) -> None:
@@ -138,12 +138,18 @@ class StallWatch:
         """End the turn; -> its seconds without pauses."""
         self.pause()
         seconds = self._before
-        if self._clock is not None and seconds > self._limit:
-            request, stack = self._seen or (None, ())
-            waited, computed = self._clock.waited() - self._waited, time.process_time() - self._computed
-            own = own_seconds(seconds, waited, computed, was_seen=bool(stack))
-            self._report(Stall(self._thread, seconds, own, request, stack))
+        if self._clock is not None:
+            waited, computed = self._clock_times()
+            if seconds > self._limit:
+                request, stack = self._seen or (None, ())
+                own = own_seconds(seconds, waited - self._waited, computed - self._computed, was_seen=bool(stack))
+                self._report(Stall(self._thread, seconds, own, request, stack))
+            self._waited, self._computed = waited, computed
         return seconds
+
+    def _clock_times(self) -> tuple[float, float]:
+        """Seconds in which the thread has waited for a core, and of processor time of the process."""
+        return (self._clock.waited(), time.process_time()) if self._clock is not None else (0.0, 0.0)
 
     def close(self) -> None:
         self._stopped.set()

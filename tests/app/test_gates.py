@@ -202,7 +202,7 @@ def test_requests_without_an_entry_have_no_limits_but_memory() -> None:
     assert (lease_of(scope), lease_of({}), holder_of({})) == (None, None, None)
     plain = {"holder": RING.find(b"sk-plain")}
     assert ask(LimitsMiddleware(app, KeyUse(), MemoryWatermark(0)), http(state=plain))[2] == {b"own": b"1"}
-    low = LimitsMiddleware(app, KeyUse(), MemoryWatermark(10, lambda: 9, lambda: 0.0))
+    low = LimitsMiddleware(app, KeyUse(), MemoryWatermark(10, lambda: 9))
     assert ask(low, http(state=plain))[:2] == (503, "out_of_memory")
     assert ask(low, http("GET"))[0] == OK
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.sampling_params import SamplingParams
@@ -23,8 +23,11 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.model_runner import ModelRunner
+from tests.bench import serve
+from tests.bench.fp8_models import FP8_CONFIGS
+from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.mixtures import MIXTURES
-from tests.bench.models import DENSE, write_model
+from tests.bench.models import DENSE
 from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE: Final = 16
@@ -115,15 +118,17 @@ def profile_batches(runner: ModelRunner, batches: list[StepBatch]) -> list[tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
-    parser.add_argument("model", choices=(*DENSE, *MIXTURES))
+    quantised = (*(name + serve.GGUF for name in GGUF_CONFIGS), *(name + serve.FP8 for name in FP8_CONFIGS))
+    parser.add_argument("model", choices=(*DENSE, *MIXTURES, *quantised))
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
     device = CudaDevice()
     with tempfile.TemporaryDirectory() as work:
-        folder = write_model(Path(work), options.model)
-        config = EngineConfig(model=str(folder), load_format="dummy", max_model_len=9000, block_size=BLOCK_SIZE)
+        folder, arguments = serve.prepare(options.model, Path(work))
+        load_format: Literal["auto", "dummy"] = "dummy" if "dummy" in arguments else "auto"
+        config = EngineConfig(model=str(folder), load_format=load_format, max_model_len=9000, block_size=BLOCK_SIZE)
         begin = time.perf_counter()
         runner = ModelRunner(config, load_config(folder), device, CudaOps(device))
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")

@@ -1,0 +1,116 @@
+"""What a connection writes, and in how many pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from tessera.app.http.counts import HttpCounts
+from tessera.app.server.connection import BoundedConnection
+from tessera.app.server.connection_limit import ConnectionLimit
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+HEAD = {"type": "http.response.start", "status": 200, "headers": []}
+
+Answer = Callable[[Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
+
+
+class WrittenTransport(asyncio.Transport):
+    """Keeps what is written, piece by piece."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.pieces: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        assert not self.closed
+        self.pieces.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+async def written_by(*answers: Answer, method: bytes = b"GET") -> list[bytes]:
+    """The pieces that one connection writes for as many requests, all sent at once."""
+    waiting, done = list(answers), asyncio.Semaphore(0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await waiting.pop(0)(send)
+        done.release()
+
+    config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
+    config.load()
+    limit = ConnectionLimit(4, HttpCounts(["/"], models=()))
+    connection = BoundedConnection(config, ServerState(), {}, head_timeout=60.0, limit=limit)
+    transport = WrittenTransport()
+    connection.connection_made(transport)
+    connection.data_received(REQUEST.replace(b"GET", method) * len(answers))
+    for _ in answers:
+        await asyncio.wait_for(done.acquire(), 30)
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+    return transport.pieces
+
+
+def body(text: bytes, more_body: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text, "more_body": more_body}
+
+
+async def stream(send: Any) -> None:
+    await send(HEAD)
+    await send(body(b"one", True))
+    await send(body(b"two", True))
+    await send(body(b"", False))
+
+
+def test_a_head_goes_out_with_the_first_piece_of_its_body() -> None:
+    first, second, end = asyncio.run(written_by(stream))
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert first.endswith(b"\r\n\r\n3\r\none\r\n")
+    assert (second, end) == (b"3\r\ntwo\r\n", b"0\r\n\r\n")
+
+
+def test_a_head_waits_for_nothing_that_is_not_there() -> None:
+    seen: list[int] = []
+
+    async def late(send: Any) -> None:
+        await send(HEAD)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        seen.append(1)
+        await send(body(b"one", False))
+
+    head, rest = asyncio.run(written_by(late))
+    assert head.endswith(b"\r\n\r\n")
+    assert b"one" not in head
+    assert rest.startswith(b"3\r\none\r\n")
+
+
+def test_a_head_without_a_body_and_answers_to_requests_sent_ahead() -> None:
+    async def whole(send: Any) -> None:
+        await send({**HEAD, "headers": [(b"content-length", b"2")]})
+        await send(body(b"ok", False))
+
+    pieces = asyncio.run(written_by(whole, stream, whole, method=b"HEAD"))
+    assert [piece.count(b"HTTP/1.1 200 OK") for piece in pieces] == [1, 1, 1]
+    assert all(piece.endswith(b"\r\n\r\n") for piece in pieces)
+    pieces = asyncio.run(written_by(whole, stream, whole))
+    assert b"".join(pieces).count(b"HTTP/1.1 200 OK") == 3
+    assert pieces[0].endswith(b"\r\n\r\nok")
