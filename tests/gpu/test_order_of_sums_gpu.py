@@ -6,6 +6,7 @@ do is measured by `python -m tests.bench.tensor_core_sums`, and tested here on a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.support.canaries import ask, ask_each_alone, companies, differing, make_canaries, make_core, write_config
-from tests.support.op_cases import random_angles, random_array
+from tests.support.op_cases import mixed_weight, random_angles, random_array
 
 pytestmark = pytest.mark.gpu
 
@@ -105,6 +106,30 @@ def test_a_rows_product_is_the_same_among_any_number_of_rows(name: str, dtype: s
         for count in product.counts:
             found = compute(ops, form, arrays, count)
             assert (bits(found) == bits(expected[:count])).all(), f"{form}, {count} rows"
+
+
+@pytest.mark.parametrize(
+    "format", ["packed_q4_k", "packed_q6_k", "packed_int4group128", "packed_nf4group64", "int8_rows"]
+)
+@pytest.mark.parametrize("sizes", [(512, 48, (1, 2, 17, 70)), (4096, 6144, (1, 3, 8, 16, 33, 64, 128, 300))], ids=str)
+def test_products_by_quantised_weights_keep_the_rule(
+    format: str, sizes: tuple[int, int, tuple[int, ...]], ops: CudaOps
+) -> None:
+    """Those of FP8 are in test_fp8_gpu.py."""
+    k, n, counts = sizes
+    if n > 1000 and os.environ.get("TESSERA_EMULATED") == "1":
+        pytest.skip("the emulation takes too long for so many features")
+    weight, _ = mixed_weight(ops.device, bfloat16, [format], [n], k)
+    ops.reserve_linear([weight], bfloat16, max(counts))
+    x, norm = random_array(6, (max(counts), k), bfloat16), from_numpy(random_array(7, (k,), bfloat16), ops.device)
+    found = []
+    for count in sorted(counts, reverse=True):
+        out, normed = (empty((count, width), bfloat16, ops.device) for width in (n, k))
+        prologue = RMSNorm(norm, 1e-5, normed)
+        found.append(
+            bits(ops.linear(from_numpy(x[:count].copy(), ops.device), weight, prologue=prologue, out=out).numpy())
+        )
+    assert all((some == found[0][: len(some)]).all() for some in found)
 
 
 @pytest.mark.parametrize("name", ["small", "few features"])
@@ -282,8 +307,8 @@ FULL = Serving(
     64,
     1500,
     12,
-    96,
-    {"max_model_len": 2048, "num_kv_blocks": 6000, "max_num_seqs": 128, "max_num_batched_tokens": 8192},
+    256,
+    {"max_model_len": 2048, "num_kv_blocks": 20000, "max_num_seqs": 320, "max_num_batched_tokens": 8192},
     (
         {},  # a restart
         {"max_num_batched_tokens": 64, "max_num_seqs": 48, "enforce_eager": True},
@@ -322,16 +347,17 @@ def test_canaries_answer_with_the_same_bits_in_every_company(
         del core
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("prefix_caching", [True, False])
-@pytest.mark.parametrize("model", ["small", "qwen3-0.6b", "window"])
+@pytest.mark.parametrize("model", ["small", "qwen3-0.6b", "llama-8b", "window"])
 def test_preempted_canaries_compute_their_own_tokens_to_the_same_bits(
-    model: str, prefix_caching: bool, ops: CudaOps, tmp_path: Path
+    model: str, prefix_caching: bool, dtype: str, ops: CudaOps, tmp_path: Path
 ) -> None:
     small = model == "small"
     folder = write_config(tmp_path, model)
     canaries = make_canaries(4, *((4, 20, 20, 200) if small else (64, 300, 150, 2048)))
     settings = {"max_model_len": 1024, "max_num_seqs": 64, "block_size": 8, "enforce_eager": True}
-    settings |= {"prefix_caching": prefix_caching}
+    settings |= {"prefix_caching": prefix_caching, "dtype": dtype}
     core = make_core(folder, ops, **settings, num_kv_blocks=6000)
     expected = ask(core, canaries)
     assert core.metrics.num_preemptions == 0
