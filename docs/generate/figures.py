@@ -277,8 +277,5 @@ TABLES: dict[str, Callable[[], str]] = {
             "throughput_percent": "throughput, %",
         },
     ),
-    **{
-        f"kernel-{name}": partial(kernel_table, name)
-        for name in ("matmul", "layer", "blocks", "order", "prefill", "decode", "sampling", "step", "mixed_step")
-    },
+    **{f"kernel-{name}": partial(kernel_table, name) for name in kernels()},
 }

@@ -1,7 +1,8 @@
 """The product of a few rows by a weight in quantised blocks: which variant of `block_matmul_kernel` runs.
 
-A row's result depends neither on the other rows nor on their number: every sum runs over the same eight interleaved
-parts of k in the same order. (With a norm before it, one row and several may differ in the last bit of the root.)
+Of several rows each one's result depends neither on the others nor on their number: every sum runs over the same eight
+interleaved parts of k in the same order. A single row is multiplied in fixed point where the weight's values are
+integers (see `cuda_src/include/block_row.cuh`), and differs from the same row among others in its last bits.
 """
 
 from __future__ import annotations
