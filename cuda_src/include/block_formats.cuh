@@ -319,7 +319,7 @@ __device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, u
 }
 
 // The same as bytes: elements 0, 4, 1, 5 of a round in x, 2, 6, 3, 7 in y; signed where the values are. The
-// value of an unsigned one is so much less a zero.
+// value of an unsigned one is so much less a zero. A plane of two bits is left out.
 template <typename F>
 __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int round) {
   static_assert(!F::IS_E4M3 && !F::IS_NF4, "these are no integers");
@@ -332,9 +332,19 @@ __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int ro
   } else {
     uint2 bytes = make_uint2(0, 0);
     place_plane<F::LOW, 0>(codes.words, round, bytes);
-    if constexpr (F::HIGH > 0) place_plane<F::HIGH, F::LOW>(codes.words + F::LOW, round, bytes);
+    if constexpr (F::HIGH == 1) place_plane<1, F::LOW>(codes.words + F::LOW, round, bytes);
     return bytes;
   }
+}
+
+// The plane of two bits of rounds 2 i and 2 i + 1 as parts of their integers' bytes: elements 2 p and 2 p + 1
+// of both rounds, in turn, in word p.
+template <typename F>
+__device__ __forceinline__ uint4 plane_bytes(const LaneCodes<F>& codes, int i) {
+  static_assert(F::HIGH == 2 && F::LOW == 4, "two bits above four");
+  const unsigned word = codes.words[F::LOW + i];
+  constexpr unsigned MASK = 0x30303030;
+  return make_uint4(word << 4 & MASK, word << 2 & MASK, word & MASK, word >> 2 & MASK);
 }
 
 template <typename T>
@@ -390,8 +400,8 @@ struct LaneScales {
   }
 };
 
-// Which of a lane's eight elements in a row it takes in a round.
-__device__ __forceinline__ int vector_of_round(int round, int lane) { return (round + lane) % 4; }
+// Which of a lane's eight elements in a row it takes in a round: two rounds' are one half of its 32.
+__device__ __forceinline__ int vector_of_round(int round, int lane) { return round ^ lane % 4; }
 
 // The bytes of NF4's entries in a 16-bit T.
 template <typename T>

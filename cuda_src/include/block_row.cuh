@@ -30,11 +30,23 @@ __device__ __forceinline__ unsigned first_bytes(unsigned a, unsigned b, unsigned
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
 }
 
+// The bytes of two vectors next to each other, in the order of `plane_bytes`: a lane has one of them and its
+// neighbour the other, and each gets half of the words. `is_first`: its vector is that of the even round.
+__device__ __forceinline__ uint2 in_turn(const unsigned (&bytes)[SEGMENT], bool is_first) {
+  const unsigned begin = first_bytes(bytes[0], bytes[1], bytes[2], bytes[3]);
+  const unsigned end = first_bytes(bytes[4], bytes[5], bytes[6], bytes[7]);
+  const unsigned other = __shfl_xor_sync(FULL_WARP, is_first ? end : begin, 1);
+  const unsigned even = is_first ? begin : other, odd = is_first ? other : end;
+  return make_uint2(__byte_perm(even, odd, 0x5140), __byte_perm(even, odd, 0x7362));
+}
+
 // Turns this warp's vectors of the row, each as its lane has written it, into bytes: high ones of elements
-// 0, 4, 1, 5 and 2, 6, 3, 7, then low ones. `groups`: of each four vectors.
-template <typename T, int GROUPS>
-__device__ __forceinline__ void fix_row(uint4* y, RowGroup<GROUPS>* groups, int vectors) {
+// 0, 4, 1, 5 and 2, 6, 3, 7, then low ones. `groups`: of each four vectors. `pairs`: if IN_PAIRS, the high
+// bytes of each two vectors in the order of `plane_bytes`, then the low ones.
+template <typename T, int GROUPS, bool IN_PAIRS>
+__device__ __forceinline__ void fix_row(uint4* y, uint4* pairs, RowGroup<GROUPS>* groups, int vectors) {
   const int lane = lane_of_thread();
+  if constexpr (IN_PAIRS) __syncwarp();  // a lane writes where its neighbour has read the norm's gains
 #pragma unroll 1
   for (int first = 0; first < vectors; first += WARP_SIZE) {
     const int v = first + lane;
@@ -61,6 +73,15 @@ __device__ __forceinline__ void fix_row(uint4* y, RowGroup<GROUPS>* groups, int 
           __float_as_uint(fmaf(x[e], inverse, ROUNDS_TO_INTEGER)) - __float_as_uint(ROUNDS_TO_INTEGER);
       high[e] = static_cast<int>(fixed + 64) >> 7;
       low[e] = fixed - (high[e] << 7);
+    }
+    if constexpr (IN_PAIRS) {
+      const bool is_first = v % 2 == v / 4 % 2;
+      const uint2 high_words = in_turn(high, is_first), low_words = in_turn(low, is_first);
+      uint2* const to = reinterpret_cast<uint2*>(pairs + v / 2 * 2) + (is_first ? 0 : 1);
+      if (v < vectors) {
+        to[0] = high_words;
+        to[2] = low_words;
+      }
     }
     if (v < vectors) {
       y[v] = make_uint4(
@@ -101,16 +122,25 @@ class RowConsumer {
   using T = typename V::T;
   using F = typename V::F;
   static constexpr int PAIRS = V::UNITS / 2;
-  static constexpr int SUMS = F::GROUPS == 1 ? 1 : V::ROUNDS;  // whose scales differ
+  static constexpr int SUMS = F::GROUPS;  // whose scales differ: of rounds 0 and 1, 2 and 3
 
  public:
-  // `y` and `groups`: this warp's, as `fix_row` leaves them; `zeros`: 64 bytes, for lanes without a column.
-  __device__ __forceinline__ void begin(const uint4* y, const RowGroupOf<F>* groups, const uint4* zeros) {
+  static constexpr bool IN_PAIRS = F::HIGH == 2;
+
+  // What `fix_row` leaves of this warp's; `zeros`: 64 bytes, for lanes without a column.
+  __device__ __forceinline__ void begin(const uint4* y, const uint4* pairs, const RowGroupOf<F>* groups,
+                                        const uint4* zeros) {
     groups_ = groups + lane();
     const int column = row_of_lane();
     const bool own = column / 2 == lane();
     row_ = reinterpret_cast<const uint2*>(own ? y + lane() * 4 : zeros) + (own ? column % 2 : 0);
-    row_step_ = own ? V::STEP_VECTORS * 2 : 0;
+    plane_row_ = own ? pairs + lane() * 4 + column % 2 : zeros;
+    row_step_ = own ? V::STEP_VECTORS : 0;
+#pragma unroll
+    for (int round = 0; round < V::ROUNDS; ++round) {
+      places_[round] = vector_of_round(round, lane()) * 2;
+      asm volatile("" : "+r"(places_[round]));  // else it is computed again in each step
+    }
   }
 
   __device__ __forceinline__ void begin_tile(int num_units, int gated) {
@@ -156,7 +186,7 @@ class RowConsumer {
     uint2 row[V::ROUNDS];
 #pragma unroll
     for (int round = 0; round < V::ROUNDS; ++round) {
-      row[round] = row_[step * row_step_ + vector_of_round(round, lane()) * 2];
+      row[round] = row_[step * row_step_ * 2 + places_[round]];
     }
 #pragma unroll
     for (int p = 0; p < COUNT; ++p) {
@@ -166,7 +196,17 @@ class RowConsumer {
 #pragma unroll
       for (int round = 0; round < V::ROUNDS; ++round) {
         const uint2 a = integer_bytes<F>(low.codes, round), b = integer_bytes<F>(high.codes, round);
-        mma_bytes<F::SIGNED>(products[round % SUMS], {a.x, b.x, a.y, b.y}, {row[round].x, row[round].y});
+        mma_bytes<F::SIGNED>(products[round * SUMS / V::ROUNDS], {a.x, b.x, a.y, b.y},
+                             {row[round].x, row[round].y});
+      }
+      if constexpr (IN_PAIRS) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint4 a = plane_bytes<F>(low.codes, i), b = plane_bytes<F>(high.codes, i);
+          const uint4 x = plane_row_[step * row_step_ + (vector_of_round(2 * i, lane()) / 2) * 2];
+          mma_bytes<false>(products[i], {a.x, b.x, a.y, b.y}, {x.x, x.y});
+          mma_bytes<false>(products[i], {a.z, b.z, a.w, b.w}, {x.z, x.w});
+        }
       }
       add_scaled(sums_[p][0], products, 0, low, group);
       add_scaled(sums_[p][1], products, 1, high, group);
@@ -182,7 +222,7 @@ class RowConsumer {
 #pragma unroll
     for (int s = 0; s < SUMS; ++s) {
       const float product = products[s][i * 2] * 128 + products[s][i * 2 + 1];
-      const bool second = F::GROUPS == 2 && vector_of_round(s, lane()) >= 2;
+      const bool second = F::GROUPS == 2 && vector_of_round(2 * s, lane()) >= 2;
       scaled = fmaf(second ? factors[F::GROUPS - 1] : factors[0], product, scaled);
     }
     sum = fmaf(group.scale, scaled, sum);
@@ -198,8 +238,10 @@ class RowConsumer {
   }
 
   const RowGroupOf<F>* groups_;  // of this lane's 32 elements of a step
-  const uint2* row_;             // its bytes, of one kind
-  int row_step_;
+  const uint2* row_;             // its bytes, of one kind,
+  const uint4* plane_row_;       // and in pairs
+  int row_step_;                 // vectors
+  int places_[V::ROUNDS];        // in a step's part of `row_`
   TilePairs<PAIRS> pairs_;
   float sums_[PAIRS][2];
   int slot_ = 0;

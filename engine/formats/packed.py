@@ -2,7 +2,7 @@
 
 A row is cut into steps of 128 elements. Four lanes of a warp take 32 elements of a step each, eight at a time, and
 get them as whole words: lane t's words j, or fields of them, are elements 8 r to 8 r + 7 of its 32 with
-r = (j + t) % 4, so that the four lanes, which read the activations at the same time, never meet in a bank of shared
+r = j ^ t, so that the four lanes, which read the activations at the same time, never meet in a bank of shared
 memory. Of eight elements the even ones lie in the lower half of a word and the odd ones in the upper half: a mask then
 takes a pair, as the tensor cores want it.
 
@@ -95,7 +95,7 @@ class PackedFormat(WeightFormat, abstract=True):
 
 # Where a lane's round lies in its 32 elements.
 LANE = np.arange(LANES)[:, None]
-ROUND = (np.arange(ROUNDS) + LANE) % ROUNDS
+ROUND = np.arange(ROUNDS) ^ LANE
 
 
 def _places(bits: int) -> Array:

@@ -17,7 +17,7 @@ from tessera.engine.formats.fp8 import E4M3_VALUES, Fp8Format
 from tessera.engine.formats.groups import GroupFormat
 from tessera.engine.formats.int8_rows import Int8RowsFormat
 from tessera.engine.formats.nf4 import NF4_VALUES, Nf4Format
-from tessera.engine.formats.packed import LANES, STEP, PackedFormat
+from tessera.engine.formats.packed import LANES, ROUND, ROUNDS, STEP, PackedFormat
 
 LANE = STEP // LANES
 ZERO_BITS = 8
@@ -105,8 +105,8 @@ class PackedGroupFormat(PackedFormat, abstract=True):
         stored = np.ascontiguousarray(integers).view(np.uint32)
         words = _even_before_odd(stored) if self.planes == (4,) else _middle_bytes_swapped(stored)
         a_round = self.lane_words // 4
-        by_round = words.reshape(-1, LANES, 4, a_round)
-        turned = np.stack([np.roll(by_round[:, lane], -lane, axis=1) for lane in range(LANES)], axis=1)
+        by_lane = words.reshape(-1, LANES, ROUNDS, a_round).swapaxes(0, 1)
+        turned = np.stack([by_round[:, ROUND[lane]] for lane, by_round in enumerate(by_lane)], axis=1)
         if a_round == 2:  # four words of each lane, then the next four
             turned = turned.reshape(-1, LANES, 2, 4).swapaxes(1, 2)
         return np.ascontiguousarray(turned).reshape(rows, -1)
