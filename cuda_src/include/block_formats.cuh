@@ -55,10 +55,13 @@ struct SixBitScaleAndMinimum {
   static constexpr bool HAS_OFFSET = true;
   static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int half, int lane,
                                                 float (&factors)[1], float (&offsets)[1]) {
-    const unsigned first = byte_of(record[1], lane), second = byte_of(record[2], lane);
-    const unsigned last = byte_of(record[3], lane);
-    const unsigned scale = half == 0 ? first & 63 : (last & 15) | first >> 6 << 4;
-    const unsigned minimum = half == 0 ? second & 63 : last >> 4 | second >> 6 << 4;
+    // Bytes of scale and minimum: six bits for the first half of a span, of the second one the two upper bits
+    // of the same bytes, and a nibble each.
+    const unsigned both = __byte_perm(record[1], record[2], 0x40 + lane * 0x11);
+    const unsigned last = byte_of(record[3], lane), nibbles = last | last << 4;
+    const unsigned six =
+        (both >> (half == 0 ? 0 : 2) & (half == 0 ? 0x3f3f : 0x3030)) | (nibbles & (half == 0 ? 0 : 0x0f0f));
+    const unsigned char scale = six, minimum = six >> 8;
     factors[0] = low_half(record[0]) * scale;
     offsets[0] = high_half(record[0]) * -static_cast<float>(minimum);
   }
