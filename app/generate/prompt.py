@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from tessera.app.generate.sampling import bad_word_ids
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.format import ReasoningStart
@@ -127,7 +129,7 @@ def checked_token_ids(token_ids: list[int], info: EngineInfo | EmbeddingInfo | S
     """The ids in the engine's form. Raises InvalidRequestError for ids outside the vocabulary."""
     with contextlib.suppress(OverflowError):
         unsigned = array("I", token_ids)  # takes no negative ids, and is packed in a third of the time of "i"
-        if max(token_ids, default=0) < info.vocab_size:
+        if np.frombuffer(unsigned, np.uint32).max(initial=0) < info.vocab_size:  # compares them all at once
             return array("i", unsigned.tobytes())
     wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
     raise InvalidRequestError(f"{param} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param)

@@ -155,7 +155,7 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
     # A body with fewer brackets cannot be nested that deeply: most need no scan.
     if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
         _check_nesting(body)
-    if body.count(b",") >= MAX_JSON_VALUES:
+    if len(body) > MAX_JSON_VALUES and body.count(b",") >= MAX_JSON_VALUES:
         _check_num_values(body)
     try:
         parsed = orjson.loads(body)

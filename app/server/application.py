@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -86,11 +87,11 @@ if TYPE_CHECKING:
     from tessera.app.tracing.tracing import Tracing
 
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
-ROUTES = (
+ROUTES = (  # a request is compared with each path in this order
     chat,
-    stored_chat,
     completions,
     responses,
+    stored_chat,
     conversations,
     messages,
     embeddings,
@@ -115,6 +116,12 @@ SCHEMAS: tuple[Schema, ...] = (
     FINE_TUNING_SCHEMA,
     SERVER_KEYS,
 )  # of what rooms store
+# Newer versions of FastAPI trace and measure requests themselves, and ask at each of them whether somebody listens.
+NO_TELEMETRY: dict[str, Any] = (
+    {"telemetry": {"tracing": False, "metrics": False, "logs": False}}
+    if "telemetry" in inspect.signature(FastAPI.__init__).parameters
+    else {}
+)
 METRICS_PATIENCE = 4.0  # seconds, below a scrape's usual timeout of 10
 PAGE_ROUTES = (status,)  # left out with --no-ui
 
@@ -132,6 +139,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watermark.start()
         for model in models:
             if model.template is not None:
                 model.template.start()
@@ -166,6 +174,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         openapi_url=None,  # app.openapi adds what FastAPI does not see
         redirect_slashes=False,
         lifespan=lifespan,
+        **NO_TELEMETRY,
         routes=[route for routes in served for route in routes.router.routes],  # include_router would build each anew
     )
     app.state.models = models

@@ -284,7 +284,33 @@ def test_as_many_tokens_and_sequences_as_the_key_may_have() -> None:
 # ---- memory -------------------------------------------------------------------------------------
 
 
-def test_memory_is_watched_from_the_first_check_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_looked_at_again_after_its_interval() -> None:
+    clock, looks = Clock(0.0), []
+    free: list[int | None] = [9]
+
+    def available() -> int | None:
+        looks.append(clock.now)
+        return free[0]
+
+    clock.now = -1.0
+    MemoryWatermark(10, available, clock).check()  # before the first look is due
+    clock.now = 0.0
+    watermark = MemoryWatermark(10, available, clock)
+    with pytest.raises(LowMemoryError):
+        watermark.check()
+    free[0] = 10
+    clock.now = 0.1
+    with pytest.raises(LowMemoryError):
+        watermark.check()
+    clock.now = 0.2
+    watermark.check()
+    free[0] = None
+    clock.now = 0.5
+    watermark.check()
+    assert looks == [0.0, 0.2, 0.5]
+
+
+def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tessera.app.limits.memory_watermark.INTERVAL", 0.001)
     answers: queue.Queue[int | None] = queue.Queue()
     asked = threading.Semaphore(0)
@@ -293,17 +319,15 @@ def test_memory_is_watched_from_the_first_check_on(monkeypatch: pytest.MonkeyPat
         asked.release()
         return answers.get(timeout=30)
 
-    watermark = MemoryWatermark(10, available)
-
     def after_a_look_that_finds(free: int | None) -> None:
         """The next look begins when this one's finding holds."""
         answers.put(free)
         assert asked.acquire(timeout=30)
 
+    watermark = MemoryWatermark(10, available)
     answers.put(9)
-    with pytest.raises(LowMemoryError):
-        watermark.check()
-    assert asked.acquire(timeout=30), "the first check looks itself"
+    watermark.start()
+    assert asked.acquire(timeout=30), "the start looks itself"
     assert asked.acquire(timeout=30)
     with pytest.raises(LowMemoryError):
         watermark.check()
@@ -324,6 +348,7 @@ def test_without_a_bound_memory_is_not_watched() -> None:
         raise AssertionError("nobody asked")
 
     watermark = MemoryWatermark(0, available)
+    watermark.start()
     watermark.check()
     watermark.close()
 
