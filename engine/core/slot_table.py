@@ -253,7 +253,7 @@ class SlotTable:
         """A step with chunks of prompts or drafts, any number of tokens a sequence."""
         counts = np.array(num_scheduled, np.int32)
         context_lens = starts + counts
-        repeats = np.zeros(len(sequences), bool)
+        repeats: np.ndarray[Any, np.dtype[np.bool_]] | None = None
         if self._batch_invariant:
             # One token before prefill_end takes the token in front of it along, which is not stored again. Position 0
             # has none, and needs none: it sees one key, whose value it gets from any kernel.
@@ -263,7 +263,8 @@ class SlotTable:
             counts = counts + repeats
         cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
         np.cumsum(counts, out=cu_seqlens_q[1:])
-        num_drafts = np.array([len(sequence.draft) for sequence in sequences], np.int32)
+        drafts = [len(sequence.draft) for sequence in sequences]
+        num_drafts = np.array(drafts if any(drafts) else 0, np.int32)  # of each, or of all
         has_caught_up = context_lens == num_tokens + num_drafts
         sampled_rows = np.flatnonzero(has_caught_up)
         positions = np.arange(cu_seqlens_q[-1], dtype=np.int32) + np.repeat(starts - cu_seqlens_q[:-1], counts)
@@ -275,21 +276,23 @@ class SlotTable:
         input_ids[cu_seqlens_q[1:] - 1] = newest
         for row in np.flatnonzero((counts > 1) | ~has_caught_up).tolist():
             chunk = sequences[row].token_ids[starts[row] : context_lens[row]]
-            if num_drafts[row]:
+            if drafts[row]:
                 chunk += array("i", self._draft_ids(sequences[row]))
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
-        rounds = _Rounds(num_drafts[sampled_rows])
-        of_rows = sampled_rows[rounds.order]
+        rounds = _Rounds(num_drafts[sampled_rows] if num_drafts.ndim else np.zeros(len(sampled), np.int32))
+        of_rows = sampled_rows[rounds.order] if rounds.sizes else sampled_rows
         sampling = self._gather_sampling(slots[of_rows], (context_lens - num_drafts)[of_rows] + rounds.depths)
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
         in_prompt = np.flatnonzero(starts < self._rows["num_prompt_tokens"][slots] - 1).tolist()
-        prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, cu_seqlens_q[:-1] + repeats)
+        firsts = cu_seqlens_q[:-1] if repeats is None else cu_seqlens_q[:-1] + repeats
+        prompt_rows, askers = gather_prompt_rows(in_prompt, sequences, num_scheduled, firsts)
         filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size)
         filled = [(sequences[row], int(context_lens[row])) for row in filled_rows.tolist()]
         slot_mapping = blocks * np.int32(self._block_size) + positions % self._block_size
-        slot_mapping[cu_seqlens_q[:-1][repeats]] = -1
+        if repeats is not None:
+            slot_mapping[cu_seqlens_q[:-1][repeats]] = -1
         logits_indices = (cu_seqlens_q[1:] - 1 - num_drafts)[of_rows] + rounds.depths
         table_rows = slots
         # Where all tokens are sampled they are newest ones with drafts, which attention computes as if apart.
@@ -343,6 +346,11 @@ class SlotTable:
         ]
         if not pieces:
             return None
+        if len(pieces) == 1:
+            ((slot, first, stop),) = pieces
+            columns = np.arange(first, stop, dtype=np.int32)
+            rows = np.full(len(columns), slot, np.int32)
+            return TableUpdates(rows, columns, self._block_tables[slot, first:stop].copy())
         rows = np.repeat([slot for slot, _, _ in pieces], [stop - first for _, first, stop in pieces])
         columns = np.concatenate([np.arange(first, stop) for _, first, stop in pieces])
         blocks = self._block_tables[rows, columns]
