@@ -9,11 +9,29 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeVar
 
-Split = Literal["train", "test"]
+from tessera.engine.builtin.training.phrasings.phrasing import Phrasings
+
+# `test` has held-out words, names and numbers in wordings that are combined of trained parts; `phrasings` has them in
+# whole phrasings that are never trained on.
+Split = Literal["train", "test", "phrasings"]
 Message = dict[str, Any]
 Item = TypeVar("Item")
 
 HELD_OUT_SHARE = 8  # one case in eight is never trained on
+PHRASED_SHARE = 0.7  # of trained requests, that are whole phrasings
+LOWERED_SHARE = 0.2  # of these, that begin with a small letter
+OPENED_SHARE = 0.2  # of these, that begin with one of OPENINGS
+OPENINGS = (
+    "Hi, ",
+    "Hello. ",
+    "Hey, ",
+    "OK, ",
+    "Hello! ",
+    "Please help me. ",
+    "Thanks. ",
+    "Next one: ",
+    "One more thing. ",
+)
 
 
 @dataclass
@@ -24,11 +42,14 @@ class Conversation:
         skill: which generator made it.
         messages: roles system, user, assistant and tool.
         tools: OpenAI tool definitions offered, or empty.
+        spelt: answers of it that are written letter by letter, a token each, since no other spelling can be read off
+            the prompt.
     """
 
     skill: str
     messages: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
+    spelt: set[str] = field(default_factory=set)
 
     def system(self, content: str) -> Conversation:
         self.messages.append({"role": "system", "content": content})
@@ -60,7 +81,7 @@ def is_held_out(*parts: object) -> bool:
 
 
 def in_split(split: Split, *parts: object) -> bool:
-    return is_held_out(*parts) == (split == "test")
+    return is_held_out(*parts) == (split != "train")
 
 
 def draw(rng: Random, split: Split, make: Callable[[Random], Item], name: str) -> Item:
@@ -76,15 +97,41 @@ def choose(rng: Random, split: Split, items: Sequence[Item], name: str) -> Item:
     return draw(rng, split, lambda r: r.choice(items), name)
 
 
-class Wording:
-    """Sentences made of one alternative from each part; whole combinations are held out.
+def also(split: Split, usual: tuple[Item, ...], *further: Item) -> tuple[Item, ...]:
+    """All of them; in the split `test`, whose cases stay as they are, `usual` alone."""
+    return usual if split == "test" else usual + further
 
-    Alternatives may have fields in braces, filled by `say`.
+
+class Wording:
+    """Sentences made of one alternative from each part, whole combinations of which are held out; or whole phrasings.
+
+    Both may have fields in braces, filled by `say`.
+
+    Args:
+        phrasings: said in training, too, and alone in the split `phrasings`. Without parts there is nothing else.
+        capitalised: combinations begin with a capital.
     """
 
-    def __init__(self, *parts: Sequence[str]) -> None:
+    def __init__(self, *parts: Sequence[str], phrasings: Phrasings, capitalised: bool = False) -> None:
         self.parts = parts
+        self.phrasings = phrasings
+        self.capitalised = capitalised
 
     def say(self, rng: Random, split: Split, **values: object) -> str:
+        if split == "phrasings":
+            return rng.choice(self.phrasings.held_out).format(**values)
+        if split == "train" and (not self.parts or rng.random() < PHRASED_SHARE):
+            return _varied(rng, rng.choice(self.phrasings.trained)).format(**values)
         picked = draw(rng, split, lambda r: tuple(r.choice(part) for part in self.parts), "wording")
-        return "".join(picked).format(**values)
+        said = "".join(picked).format(**values)
+        return said[:1].upper() + said[1:] if self.capitalised else said
+
+
+def _varied(rng: Random, phrasing: str) -> str:
+    """Sometimes after an opening, sometimes with a small first letter."""
+    kind = rng.random()
+    if kind < OPENED_SHARE and phrasing[0].isalpha():
+        return rng.choice(OPENINGS) + phrasing
+    if OPENED_SHARE < kind < OPENED_SHARE + LOWERED_SHARE and phrasing[1:2].islower():
+        return phrasing[:1].lower() + phrasing[1:]
+    return phrasing

@@ -10,7 +10,7 @@ from tessera.engine.builtin.training.conversation import Conversation, Split
 
 Generator = Callable[[Random, Split], Conversation]
 
-# Shares in training: what needs more examples to be learnt gets more.
+# Shares in training: what needs more examples to be learnt gets more. All have cases in the split `test`.
 SKILLS: dict[str, tuple[Generator, float]] = {
     "greeting": (chat.greeting, 2),
     "system prompt": (chat.system_prompt, 6),
@@ -19,7 +19,7 @@ SKILLS: dict[str, tuple[Generator, float]] = {
     "subtraction": (arithmetic.subtraction, 6),
     "multiplication": (arithmetic.multiplication, 3),
     "copying": (lists.copying, 3),
-    "reversing": (lists.reversing, 4),
+    "reversing": (lists.reversing, 8),
     "upper-casing": (lists.upper_casing, 11),
     "sorting": (lists.sorting, 9),
     "reading": (reading.reading, 16),
@@ -28,18 +28,24 @@ SKILLS: dict[str, tuple[Generator, float]] = {
     "tool call": (tools.tool_call, 9),
     "tool result": (tools.tool_result, 8),
 }
+PHRASED_SKILLS: dict[str, tuple[Generator, float]] = {**SKILLS, "no tool": (tools.no_tool, 5)}  # in other splits
 
 
 def conversations(seed: int, split: Split) -> Iterator[Conversation]:
     """Skills mixed by their shares; some training conversations get an idle system prompt or a second task."""
     rng = Random(seed)
-    generators = [generator for generator, _ in SKILLS.values()]
-    shares = [share for _, share in SKILLS.values()]
+    generators = [generator for generator, _ in PHRASED_SKILLS.values()]
+    shares = [share for _, share in PHRASED_SKILLS.values()]
     while True:
         conversation = rng.choices(generators, shares)[0](rng, split)
         if split == "train":
             _vary(conversation, rng)
         yield conversation
+
+
+def skills_of(split: Split) -> tuple[str, ...]:
+    """The skills that have cases in a split."""
+    return tuple(SKILLS if split == "test" else PHRASED_SKILLS)
 
 
 def cases(skill: str, seed: int, count: int, split: Split = "test") -> list[Conversation]:
@@ -48,7 +54,7 @@ def cases(skill: str, seed: int, count: int, split: Split = "test") -> list[Conv
     Raises: ValueError if the skill has too few cases for that.
     """
     rng = Random(f"{skill}/{seed}")
-    generator, _ = SKILLS[skill]
+    generator, _ = PHRASED_SKILLS[skill]
     found: dict[str, Conversation] = {}
     for _ in range(100 * count):
         if len(found) == count:
