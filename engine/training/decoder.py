@@ -56,6 +56,14 @@ class TrainableDecoder:
         stream = self.hidden_states(token_ids, sequences)
         return self.functions.token_losses(stream, self._head(), targets, multiplier=self.config.logits_multiplier)
 
+    def logits(self, token_ids: Tensor, sequences: PackedSequences, places: Tensor) -> Tensor:
+        """Of the tokens that follow those at `places` [n] int32, [n, V]; nothing is recorded."""
+        f = self.functions
+        with f.no_grad():
+            hidden = f.embedding(places, self.hidden_states(token_ids, sequences))
+            logits = f.matmul(hidden, self._head())
+            return f.scale(logits, self.config.logits_multiplier).value
+
     def _head(self) -> Variable:
         return self.parameters.optional(None, "lm_head") or self.parameters.variable(None, "embedding")
 
