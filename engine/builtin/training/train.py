@@ -76,6 +76,7 @@ class Pretraining:
 
     Attributes:
         trainer: takes steps.
+        run: all of them.
     """
 
     def __init__(self, settings: Settings, device: Device, stream: ExampleStream) -> None:
@@ -92,14 +93,14 @@ class Pretraining:
         f.training.prepare(dtype, {layer.attention.head_dim for layer in config.layers})
         self._settings = settings
         self._parameters = initial_parameters(config, f.ops, dtype, seed=settings.seed)
-        self._decoder = TrainableDecoder(self._parameters, f, max_len=settings.length)
+        self.decoder = TrainableDecoder(self._parameters, f, max_len=settings.length)
         adamw = AdamW(
             [each for each in self._parameters if not _is_matrix(each)], f.ops, f.training, AdamWSettings(beta2=0.98)
         )
         muon = Muon([each for each in self._parameters if _is_matrix(each)], f.ops, f.training, MuonSettings())
         groups = OptimizerGroups([(muon, 1.0), (adamw, settings.adam_rate / settings.muon_rate)], f.ops)
         self.trainer = Trainer(
-            self._decoder, groups, micro_batch_tokens=settings.micro_batch_tokens, max_gradient_norm=math.inf
+            self.decoder, groups, micro_batch_tokens=settings.micro_batch_tokens, max_gradient_norm=math.inf
         )
         self.run = TrainingRun(
             settings.out,
@@ -121,12 +122,12 @@ class Pretraining:
 
     def shares(self, split: Split, count: int) -> dict[str, float]:
         """Exact match by skill."""
-        return exact_match(self._decoder, self._tokenizer, split, count, self._settings.micro_batch_tokens)
+        return exact_match(self.decoder, self._tokenizer, split, count, self._settings.micro_batch_tokens)
 
     def save(self) -> Path:
         """-> the model's folder."""
         folder = self._settings.out / MODEL
-        save_model(folder, self._settings.base, self._parameters, self._decoder.functions.ops, bfloat16)
+        save_model(folder, self._settings.base, self._parameters, self.decoder.functions.ops, bfloat16)
         shutil.copyfile(self._settings.out / TOKENIZER, folder / TOKENIZER)
         return folder
 
