@@ -138,7 +138,7 @@ def test_steps_of_muon_are_those_of_the_cpu_small(training: Functions, dtype: An
         found.append([parameter.variable.value.numpy().astype(np.float32) for parameter in trained])
     for ours, theirs, before in zip(*found, start, strict=True):
         moved = np.linalg.norm(theirs - before)
-        assert np.linalg.norm(ours - theirs) < (1e-3 if dtype == float32 else 0.05) * moved
+        assert np.linalg.norm(ours - theirs) < (1e-3 if dtype == float32 else 0.1) * moved
 
 
 def test_checkpointed_layers_give_the_same_bits(training: Functions, tmp_path: Path) -> None:

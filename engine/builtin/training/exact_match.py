@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from tessera.engine.builtin.training.conversation import Split
 from tessera.engine.builtin.training.corpus import cases, skills_of
 from tessera.engine.builtin.training.rows import tokens_of
-from tessera.engine.tensor import empty, float32, from_numpy
+from tessera.engine.tensor import from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, groups, pack
 
@@ -35,8 +35,6 @@ def num_right(decoder: TrainableDecoder, examples: list[Example], max_tokens: in
         factors, targets = batch.factors.numpy(), batch.targets.numpy()
         places = np.flatnonzero(factors).astype(np.int32)
         logits = decoder.logits(batch.token_ids, batch.sequences, from_numpy(places, f.device))
-        if logits.dtype != float32:
-            logits = f.ops.copy(logits, out=empty(logits.shape, float32, f.device))
         wrong = places[logits.numpy().argmax(axis=1) != targets[places]]
         ends = np.cumsum([example.num_tokens for example in group])
         right += len(group) - len(set(np.searchsorted(ends, wrong, side="right").tolist()))
@@ -46,10 +44,10 @@ def num_right(decoder: TrainableDecoder, examples: list[Example], max_tokens: in
 def exact_match(
     decoder: TrainableDecoder, tokenizer: Tokenizer, split: Split, count: int, max_tokens: int
 ) -> dict[str, float]:
-    """By skill, of `count` cases each; `max_tokens` are computed at a time."""
+    """By skill, of at most `count` cases each; `max_tokens` are computed at a time."""
     shares = {}
     for skill in skills_of(split):
         found = cases(skill, SEED, count, split)
         examples = [last_answer(*tokens_of(tokenizer, case)) for case in found]
-        shares[skill] = num_right(decoder, examples, max_tokens) / count
+        shares[skill] = num_right(decoder, examples, max_tokens) / len(examples)
     return shares

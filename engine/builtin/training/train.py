@@ -75,6 +75,7 @@ class Pretraining:
     """The model, its optimisers and its loop.
 
     Attributes:
+        decoder: what is trained.
         trainer: takes steps.
         run: all of them.
     """
@@ -93,7 +94,8 @@ class Pretraining:
         f.training.prepare(dtype, {layer.attention.head_dim for layer in config.layers})
         self._settings = settings
         self._parameters = initial_parameters(config, f.ops, dtype, seed=settings.seed)
-        self.decoder = TrainableDecoder(self._parameters, f, max_len=settings.length)
+        max_len = max(settings.length, config.max_position_embeddings)
+        self.decoder = TrainableDecoder(self._parameters, f, max_len=max_len)
         adamw = AdamW(
             [each for each in self._parameters if not _is_matrix(each)], f.ops, f.training, AdamWSettings(beta2=0.98)
         )

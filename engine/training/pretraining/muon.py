@@ -124,8 +124,10 @@ class Muon(MasterOptimizer):
         of_x, of_gram, of_squared = COEFFICIENTS
         is_tall = x.shape[0] > x.shape[1]
         if is_tall:
-            wide = training.matmul_weight_gradient(x, x, empty(gram.shape, float32, ops.device), accumulate=False)
-            ops.copy(wide, out=gram)
+            exact = gram if gram.dtype == float32 else empty(gram.shape, float32, ops.device)
+            training.matmul_weight_gradient(x, x, exact, accumulate=False)
+            if exact is not gram:
+                ops.copy(exact, out=gram)
         else:
             ops.matmul(x, x, out=gram)
         ops.matmul(gram, gram, out=squared)  # it is symmetric
