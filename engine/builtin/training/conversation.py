@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +20,8 @@ Item = TypeVar("Item")
 
 HELD_OUT_SHARE = 8  # one case in eight is never trained on
 PHRASED_SHARE = 0.7  # of trained requests, that are whole phrasings
-LOWERED_SHARE = 0.2  # of these, that begin with a small letter
-OPENED_SHARE = 0.2  # of these, that begin with one of OPENINGS
+# Of these, how many begin with a small letter, with one of OPENINGS, or with one of REQUESTS before a verb.
+LOWERED_SHARE, OPENED_SHARE, REQUESTED_SHARE = 0.2, 0.2, 0.2
 OPENINGS = (
     "Hi, ",
     "Hello. ",
@@ -31,6 +32,24 @@ OPENINGS = (
     "Thanks. ",
     "Next one: ",
     "One more thing. ",
+)
+REQUESTS = (
+    "Could you ",
+    "Would you ",
+    "Can you ",
+    "Will you ",
+    "I'd like you to ",
+    "I want you to ",
+    "Please ",
+    "please ",
+)
+_VERB = re.compile(
+    "(add|subtract|deduct|take|multiply|calculate|compute|solve|evaluate|work out|increase|decrease|reduce|count|repeat|say"
+    "|copy|echo|write|type|reproduce|duplicate|return|give|tell|reverse|put|read|list|turn|flip|swap|mirror|spell|uppercase"
+    "|upper-case|capitali[sz]e|make|convert|change|sort|order|arrange|rank|bring|show|extract|fill|create|parse|pull|get"
+    "|find|search|look|check|set|send|text|message|translate|play|book|buy|save|store|schedule|plan|switch|activate|start"
+    '|explain|describe|recommend|summarise|answer) [\\w{"]',
+    re.IGNORECASE,
 )
 
 
@@ -128,10 +147,13 @@ class Wording:
 
 
 def _varied(rng: Random, phrasing: str) -> str:
-    """Sometimes after an opening, sometimes with a small first letter."""
+    """Sometimes with a courtesy before it, sometimes with a small first letter."""
     kind = rng.random()
-    if kind < OPENED_SHARE and phrasing[0].isalpha():
+    lowered = phrasing[:1].lower() + phrasing[1:]
+    if kind < REQUESTED_SHARE and _VERB.match(phrasing):
+        return rng.choice(REQUESTS) + lowered
+    if kind > 1 - OPENED_SHARE and phrasing[0].isalpha():
         return rng.choice(OPENINGS) + phrasing
-    if OPENED_SHARE < kind < OPENED_SHARE + LOWERED_SHARE and phrasing[1:2].islower():
-        return phrasing[:1].lower() + phrasing[1:]
+    if REQUESTED_SHARE < kind < REQUESTED_SHARE + LOWERED_SHARE and phrasing[1:2].islower():
+        return lowered
     return phrasing

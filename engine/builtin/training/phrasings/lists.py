@@ -55,6 +55,14 @@ COPYING_ONE = phrasings(
     Repeat after me: {word}
     Give me the word {word} back.
     I say {word}, you say it too.
+    Answer with the word {word}.
+    Tell me the word {word}.
+    Output: {word}
+    Return the word {word} unchanged.
+    What I typed was {word}. Type it as well.
+    Please write down {word}.
+    Spell out the word {word} as it is.
+    The word is {word}. Repeat it.
     """,
     """
     Could you say the word "{word}" back to me?
@@ -121,6 +129,12 @@ REVERSING_ONE = phrasings(
     Can you reverse this word? {word}
     Give me {word} backwards.
     Mirror the word {word}
+    Start with the last letter of {word} and go to the first.
+    The word is {word}. Reverse it.
+    List the letters of {word} from last to first, as one word.
+    In reverse, {word} is spelled how?
+    Can you spell {word} from the end?
+    backwards: {word}
     """,
     """
     Could you turn "{word}" backwards?
@@ -189,6 +203,12 @@ UPPER_CASING_ONE = phrasings(
     Can you write this word in big letters? {word}
     Give me {word} in all caps.
     capitalize {word}
+    The word is {word}. Write it in capitals.
+    Type {word} with caps lock on.
+    upper case of {word}
+    caps: {word}
+    Use capital letters to write {word}.
+    I want to see {word} in big letters.
     """,
     """
     Could you upper-case the word "{word}"?
