@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shutil
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,7 +20,7 @@ from tessera.engine.builtin.training.corpus import cases
 from tessera.engine.builtin.training.exact_match import last_answer, num_right
 from tessera.engine.builtin.training.render import FOLDER, render
 from tessera.engine.builtin.training.rows import RowMaker, tokens_of
-from tessera.engine.builtin.training.train import TOKENIZER, Pretraining, Settings
+from tessera.engine.builtin.training.train import TOKENIZER, Pretraining
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.files import SINGLE_FILE
@@ -34,39 +32,19 @@ from tessera.engine.training.parameters import Parameter, load_parameters
 from tessera.engine.training.pretraining.groups import OptimizerGroups
 from tessera.engine.training.pretraining.muon import COEFFICIENTS, NUM_ITERATIONS, Muon, MuonSettings
 from tessera.engine.training.pretraining.stream import ExampleStream
+from tests.support.tiny_pretraining import make_base, settings_in, trained
 
 Array = np.ndarray[Any, Any]
-TINY = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model's folder without weights."""
-    folder = tmp_path_factory.mktemp("base")
-    for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json", TOKENIZER):
-        shutil.copyfile(FOLDER / name, folder / name)
-    config = json.loads((FOLDER / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **TINY}))
-    return folder
+    return make_base(tmp_path_factory.mktemp("model") / "base")
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(FOLDER / TOKENIZER))
-
-
-def settings_in(folder: Path, base: Path, **changed: Any) -> Settings:
-    folder.mkdir(exist_ok=True)
-    shutil.copyfile(FOLDER / TOKENIZER, folder / TOKENIZER)
-    values: dict[str, Any] = {"num_rows": 2, "length": 128, "micro_batch_tokens": 1024, "evaluate_every": 0, **changed}
-    return Settings(out=folder, base=base, **values)
 
 
 def parameter(name: str, value: Array, *parts: int) -> Parameter:
@@ -209,26 +187,13 @@ def test_a_tiny_model_learns_to_greet(tmp_path: Path, base: Path, tokenizer: Tok
 
 
 def test_a_killed_training_goes_on_with_the_same_bits(tmp_path: Path, base: Path) -> None:
-    def trained(folder: Path, stop: int | None) -> tuple[dict[str, bytes], list[float]]:
-        settings = settings_in(folder, base, num_steps=6, save_every=2)
-        maker = RowMaker(folder / TOKENIZER, settings.num_rows, settings.length, settings.seed)
-        with ExampleStream(maker, maker.digest, 0) as stream:
-            training = Pretraining(settings, CPU, stream)
-            training.run.resume()
-            training.run.run(is_stopped=lambda: training.run.step == stop)
-            state = {name: tensor.numpy().tobytes() for name, tensor in training.trainer.optimizer.tensors()}
-            return state, [record.loss for record in training.run.records]
-
-    whole = trained(tmp_path / "whole", None)
-    trained(tmp_path / "stopped", 3)
-    assert trained(tmp_path / "stopped", None) == whole
+    whole, stopped = (settings_in(tmp_path / name, base, num_steps=6, save_every=2) for name in ("whole", "stopped"))
+    trained(stopped, CPU, stop=3)
+    assert trained(stopped, CPU) == trained(whole, CPU)
 
 
 def test_a_tokenizer_that_is_too_large_is_refused(tmp_path: Path, base: Path) -> None:
-    small = tmp_path / "small"
-    shutil.copytree(base, small)
-    config = json.loads((base / "config.json").read_text())
-    (small / "config.json").write_text(json.dumps({**config, "vocab_size": 1000}))
+    small = make_base(tmp_path / "small", vocab_size=1000)
     settings = settings_in(tmp_path / "out", small)
     with pytest.raises(ConfigError, match="has 2560 tokens, more than the 1000"):
         Pretraining(settings, CPU, ExampleStream(partial(greetings, small / TOKENIZER), "greetings", 0))
