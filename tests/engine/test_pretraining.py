@@ -171,7 +171,7 @@ def greetings(tokenizer_file: Path, step: int) -> list[Example]:
 def test_a_tiny_model_learns_to_greet(tmp_path: Path, base: Path, tokenizer: Tokenizer) -> None:
     settings = settings_in(tmp_path / "out", base, num_steps=200, num_rows=12, save_every=1000)
     with ExampleStream(partial(greetings, settings.out / TOKENIZER), "greetings", 0) as stream:
-        training = Pretraining(settings, CPU, stream)
+        training = Pretraining(settings, Functions.on(CPU), stream)
         training.run.run()
     assert training.run.records[0].loss > 7
     assert training.run.records[-1].loss < 0.3
@@ -188,12 +188,12 @@ def test_a_tiny_model_learns_to_greet(tmp_path: Path, base: Path, tokenizer: Tok
 
 def test_a_killed_training_goes_on_with_the_same_bits(tmp_path: Path, base: Path) -> None:
     whole, stopped = (settings_in(tmp_path / name, base, num_steps=6, save_every=2) for name in ("whole", "stopped"))
-    trained(stopped, CPU, stop=3)
-    assert trained(stopped, CPU) == trained(whole, CPU)
+    trained(stopped, Functions.on(CPU), stop=3)
+    assert trained(stopped, Functions.on(CPU)) == trained(whole, Functions.on(CPU))
 
 
 def test_a_tokenizer_that_is_too_large_is_refused(tmp_path: Path, base: Path) -> None:
     small = make_base(tmp_path / "small", vocab_size=1000)
     settings = settings_in(tmp_path / "out", small)
     with pytest.raises(ConfigError, match="has 2560 tokens, more than the 1000"):
-        Pretraining(settings, CPU, ExampleStream(partial(greetings, small / TOKENIZER), "greetings", 0))
+        Pretraining(settings, Functions.on(CPU), ExampleStream(partial(greetings, small / TOKENIZER), "greetings", 0))

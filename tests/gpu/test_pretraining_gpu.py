@@ -40,7 +40,7 @@ def test_logits_are_those_of_the_cpu_small(training: Functions, tmp_path: Path) 
 
 def test_a_model_learns_from_random_weights(training: Functions, tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "out", make_base(tmp_path / "base"), num_steps=300, num_rows=8, length=256)
-    _, losses = trained(settings, training.device)
+    _, losses = trained(settings, training)
     assert losses[0] > 7
     assert np.mean(losses[-20:]) < 2.5
 
@@ -48,11 +48,11 @@ def test_a_model_learns_from_random_weights(training: Functions, tmp_path: Path)
 def test_a_stopped_training_goes_on_with_the_same_bits(training: Functions, tmp_path: Path) -> None:
     """Whichever of its steps are graphs."""
     settings = partial(settings_in, base=make_base(tmp_path / "base"), num_steps=6, save_every=2)
-    trained(settings(tmp_path / "stopped"), training.device, stop=3)
-    stopped = trained(settings(tmp_path / "stopped"), training.device)
-    assert stopped == trained(settings(tmp_path / "whole"), training.device)
+    trained(settings(tmp_path / "stopped"), training, stop=3)
+    stopped = trained(settings(tmp_path / "stopped"), training)
+    assert stopped == trained(settings(tmp_path / "whole"), training)
 
 
 def test_steps_are_timed(training: Functions, tmp_path: Path) -> None:
     settings = settings_in(tmp_path / "out", make_base(tmp_path / "base"), num_workers=1)
-    assert 0 < seconds_per_step(settings, training.device) < 1
+    assert 0 < seconds_per_step(settings, training) < 1

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from tessera.engine.autograd.functions import Functions
 from tessera.engine.builtin.training.render import FOLDER
 from tessera.engine.builtin.training.rows import RowMaker
 from tessera.engine.builtin.training.train import TOKENIZER, Pretraining, Settings
-from tessera.engine.tensor import Device
 from tessera.engine.training.pretraining.stream import ExampleStream
 
 CONFIG = {
@@ -41,11 +41,11 @@ def settings_in(folder: Path, base: Path, **changed: Any) -> Settings:
     return Settings(out=folder, base=base, **values)
 
 
-def trained(settings: Settings, device: Device, stop: int | None = None) -> tuple[dict[str, bytes], list[float]]:
+def trained(settings: Settings, f: Functions, stop: int | None = None) -> tuple[dict[str, bytes], list[float]]:
     """From the newest checkpoint on, until after the step `stop`; -> the optimisers' bits and all losses."""
     maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
     with ExampleStream(maker, maker.digest, 0) as stream:
-        training = Pretraining(settings, device, stream)
+        training = Pretraining(settings, f, stream)
         training.run.resume()
         training.run.run(is_stopped=lambda: training.run.step == stop)
         state = {name: tensor.numpy().tobytes() for name, tensor in training.trainer.optimizer.tensors()}

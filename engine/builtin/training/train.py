@@ -32,7 +32,7 @@ from tessera.engine.builtin.training.tokenizer import write as write_tokenizer
 from tessera.engine.contract.errors import ConfigError, TesseraError
 from tessera.engine.models.config import load_config
 from tessera.engine.runner.devices import select_device
-from tessera.engine.tensor import CPU, Device, bfloat16, float32
+from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.model_folder import save_model
@@ -80,9 +80,8 @@ class Pretraining:
         run: all of them.
     """
 
-    def __init__(self, settings: Settings, device: Device, stream: ExampleStream) -> None:
-        f = Functions.on(device)
-        dtype = float32 if device is CPU else bfloat16
+    def __init__(self, settings: Settings, f: Functions, stream: ExampleStream) -> None:
+        dtype = float32 if f.device is CPU else bfloat16
         config = load_config(settings.base)
         self._tokenizer = Tokenizer.from_file(str(settings.out / TOKENIZER))
         if self._tokenizer.get_vocab_size() > config.vocab_size:
@@ -90,7 +89,7 @@ class Pretraining:
                 f"{settings.out / TOKENIZER} has {self._tokenizer.get_vocab_size()} tokens, "
                 f"more than the {config.vocab_size} of {settings.base / 'config.json'}"
             )
-        device.keep_large_memory()
+        f.device.keep_large_memory()
         f.training.prepare(dtype, {layer.attention.head_dim for layer in config.layers})
         self._settings = settings
         self._parameters = initial_parameters(config, f.ops, dtype, seed=settings.seed)
@@ -145,11 +144,11 @@ def _is_matrix(parameter: Parameter) -> bool:
     return len(parameter.variable.shape) == 2 and "embed" not in parameter.name and "lm_head" not in parameter.name
 
 
-def seconds_per_step(settings: Settings, device: Device) -> float:
+def seconds_per_step(settings: Settings, f: Functions) -> float:
     """Measured with the stream's worker processes at work, on a model that is dropped."""
     maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
     with ExampleStream(maker, maker.digest, settings.num_workers) as stream:
-        trainer = Pretraining(settings, device, stream).trainer
+        trainer = Pretraining(settings, f, stream).trainer
         start = 0.0
         for step in range(NUM_TIMED_STEPS):
             if step == NUM_TIMED_STEPS // 2:
@@ -158,14 +157,14 @@ def seconds_per_step(settings: Settings, device: Device) -> float:
     return (time.perf_counter() - start) / (NUM_TIMED_STEPS - NUM_TIMED_STEPS // 2)
 
 
-def train(settings: Settings, device: Device, say: Callable[[str], None]) -> Pretraining:
+def train(settings: Settings, f: Functions, say: Callable[[str], None]) -> Pretraining:
     """All steps, from the newest checkpoint on where there is one, and the model's folder.
 
     Raises: TesseraError; OSError.
     """
     maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
     with ExampleStream(maker, maker.digest, settings.num_workers) as stream:
-        training = Pretraining(settings, device, stream)
+        training = Pretraining(settings, f, stream)
         resumed = training.run.resume()
         if resumed:
             say(f"resuming after step {resumed} of {settings.num_steps}")
@@ -238,6 +237,7 @@ def _run(options: argparse.Namespace) -> int:
 
     device, reason = select_device(options.device)
     say(f"on {device}: {reason}")
+    f = Functions.on(device)
     options.out.mkdir(parents=True, exist_ok=True)
     if not (options.out / TOKENIZER).exists():
         write_tokenizer(options.out)
@@ -258,11 +258,11 @@ def _run(options: argparse.Namespace) -> int:
         num_cases=options.cases,
     )
     if options.minutes is not None:
-        seconds = seconds_per_step(settings, device)
+        seconds = seconds_per_step(settings, f)
         num_steps = max(1, int(options.minutes * 60 / seconds))
         say(f"a step takes {seconds * 1000:.1f} ms, so there are {num_steps}: to resume, --steps {num_steps}")
         settings = Settings(**{**vars(settings), "num_steps": num_steps})
-    training = train(settings, device, say)
+    training = train(settings, f, say)
     for name, split in SPLITS.items():
         say(_described(name, training.shares(split, FINAL_COUNT)))
     return 0
