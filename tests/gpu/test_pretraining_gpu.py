@@ -45,12 +45,14 @@ def test_a_model_learns_from_random_weights(training: Functions, tmp_path: Path)
     assert np.mean(losses[-20:]) < 2.5
 
 
-def test_a_stopped_training_goes_on_with_the_same_bits(training: Functions, tmp_path: Path) -> None:
-    """Whichever of its steps are graphs."""
+def test_a_stopped_training_goes_on_with_the_same_bits_small(training: Functions, tmp_path: Path) -> None:
+    """Whichever of its steps are graphs; and losses are near those of the CPU in float32."""
     settings = partial(settings_in, base=make_base(tmp_path / "base"), num_steps=6, save_every=2)
     trained(settings(tmp_path / "stopped"), training, stop=3)
     stopped = trained(settings(tmp_path / "stopped"), training)
     assert stopped == trained(settings(tmp_path / "whole"), training)
+    _, losses = trained(settings(tmp_path / "cpu"), Functions.on(CPU))
+    np.testing.assert_allclose(stopped[1], losses, rtol=0.02)
 
 
 def test_steps_are_timed(training: Functions, tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to train")
     parser.add_argument("--base", type=Path, default=Settings.base, help="folder with config.json and chat template")
     parser.add_argument("--steps", type=int, default=Settings.num_steps)
-    parser.add_argument("--minutes", type=float, help="as many steps as fit in; a minute of them is timed first")
+    parser.add_argument("--minutes", type=float, help=f"as many steps as fit; {NUM_TIMED_STEPS} are timed first")
     parser.add_argument("--rows", type=int, default=Settings.num_rows, help="rows a step")
     parser.add_argument("--length", type=int, default=Settings.length, help="tokens a row")
     parser.add_argument("--micro-batch-tokens", type=int, default=Settings.micro_batch_tokens, help="at a time")
