@@ -12,13 +12,13 @@ Generator = Callable[[Random, Split], Conversation]
 
 # Shares in training: what needs more examples to be learnt gets more. All have cases in the split `test`.
 SKILLS: dict[str, tuple[Generator, float]] = {
-    "greeting": (chat.greeting, 2),
-    "system prompt": (chat.system_prompt, 6),
-    "unknown": (chat.unknown, 3),
+    "greeting": (chat.greeting, 5),
+    "system prompt": (chat.system_prompt, 7),
+    "unknown": (chat.unknown, 4),
     "addition": (arithmetic.addition, 5),
     "subtraction": (arithmetic.subtraction, 6),
     "multiplication": (arithmetic.multiplication, 3),
-    "copying": (lists.copying, 3),
+    "copying": (lists.copying, 5),
     "reversing": (lists.reversing, 8),
     "upper-casing": (lists.upper_casing, 11),
     "sorting": (lists.sorting, 9),
