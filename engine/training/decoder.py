@@ -11,7 +11,7 @@ from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.rope import cos_sin_table
 from tessera.engine.models.specs import AttentionSpec, LayerSpec, MLPSpec, NormSpec
 from tessera.engine.ops.training.interface import PackedSequences
-from tessera.engine.tensor import Tensor, from_numpy
+from tessera.engine.tensor import Tensor, empty, float32, from_numpy
 from tessera.engine.training.lora import Adapter
 from tessera.engine.training.parameters import Parameters
 
@@ -55,6 +55,14 @@ class TrainableDecoder:
         """The cross entropy of each token's target, [T] float32; arguments as of `loss`."""
         stream = self.hidden_states(token_ids, sequences)
         return self.functions.token_losses(stream, self._head(), targets, multiplier=self.config.logits_multiplier)
+
+    def logits(self, token_ids: Tensor, sequences: PackedSequences, places: Tensor) -> Tensor:
+        """Of the tokens that follow those at `places` [n] int32, [n, V] float32; nothing is recorded."""
+        f, head = self.functions, self._head().value
+        with f.no_grad():
+            hidden = f.ops.embedding(places, self.hidden_states(token_ids, sequences).value)
+            logits = f.ops.matmul(hidden, head, out=empty((hidden.shape[0], head.shape[0]), float32, f.device))
+            return f.ops.scale(logits, self.config.logits_multiplier, out=logits)
 
     def _head(self) -> Variable:
         return self.parameters.optional(None, "lm_head") or self.parameters.variable(None, "embedding")

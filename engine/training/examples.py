@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -85,6 +85,30 @@ class ExampleOrder:
         order = generator.permutation(self.num_examples)
         chosen: list[int] = order[place * self.batch_size : (place + 1) * self.batch_size].tolist()
         return chosen
+
+
+class Batches(Protocol[AnyItem]):
+    """Items by step.
+
+    Attributes:
+        digest: equal where all batches are.
+    """
+
+    digest: str
+
+    def batch(self, step: int) -> list[AnyItem]: ...
+
+
+class OrderedBatches(Generic[AnyItem]):
+    """Of a finite number of items, in the order of `ExampleOrder`."""
+
+    def __init__(self, items: Sequence[AnyItem], batch_size: int, seed: int) -> None:
+        self.digest = digest(items)
+        self._items = items
+        self._order = ExampleOrder(len(items), batch_size, seed)
+
+    def batch(self, step: int) -> list[AnyItem]:
+        return [self._items[index] for index in self._order.batch(step)]
 
 
 def groups(items: Sequence[AnyItem], max_tokens: int) -> Iterator[list[AnyItem]]:

@@ -1,8 +1,9 @@
-"""AdamW over a model's parameters, with float32 masters of 16-bit ones."""
+"""Optimisers over a model's parameters, with float32 masters of 16-bit ones; AdamW."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,70 +24,109 @@ class AdamWSettings:
     weight_decay: float = 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class _State:
-    master: Tensor  # the parameter's own memory where that is float32
-    first: Tensor
-    second: Tensor
-
-
-class AdamW:
+class Optimizer(ABC):
     """Attributes: step: how many were taken."""
 
-    def __init__(
-        self, parameters: Sequence[Parameter], ops: Ops, training: TrainingOps, settings: AdamWSettings
-    ) -> None:
+    step: int
+
+    @abstractmethod
+    def square_norm(self, total: Tensor) -> None:
+        """Add the squares of all gradients to total [1] float32."""
+
+    @abstractmethod
+    def gradient_norm(self) -> float:
+        """The Euclidean norm of all gradients together; waits for the device."""
+
+    @abstractmethod
+    def update(self, learning_rate: float, gradient_factor: float = 1.0) -> None:
+        """One step by the gradients, which are gone afterwards."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The state by name, for a checkpoint."""
+
+    @abstractmethod
+    def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """From a checkpoint's tensors. Raises: TesseraError naming one that is missing or does not fit."""
+
+
+class MasterOptimizer(Optimizer):
+    """Of parameters that each have a master, which is the parameter's own memory where that is float32."""
+
+    def __init__(self, parameters: Sequence[Parameter], ops: Ops, training: TrainingOps) -> None:
         self.parameters = list(parameters)
-        self.settings = settings
         self.step = 0
         self._ops = ops
         self._training = training
-        self._states = {parameter.name: self._state(parameter) for parameter in self.parameters}
+        self._masters = {parameter.name: self._master(parameter) for parameter in self.parameters}
 
-    def gradient_norm(self) -> float:
-        """The Euclidean norm of all gradients together; waits for the device."""
-        total = zeros((1,), float32, self._ops.device)
+    def square_norm(self, total: Tensor) -> None:
         for parameter in self.parameters:
             if parameter.variable.gradient is not None:
                 self._training.square_sum(parameter.variable.gradient, total)
-        return math.sqrt(float(total.numpy()[0]))
 
-    def update(self, learning_rate: float, gradient_factor: float = 1.0) -> None:
-        """One step by the gradients, which are gone afterwards."""
-        self.step += 1
-        settings = self.settings
-        for parameter in self.parameters:
-            variable, state = parameter.variable, self._states[parameter.name]
-            if variable.gradient is None:
-                continue
-            decay = settings.weight_decay if parameter.decays else 0.0
-            numbers = (learning_rate, settings.beta1, settings.beta2, settings.eps, decay, self.step, gradient_factor)
-            self._training.adamw(state.master, variable.gradient, state.first, state.second, AdamWStep(*numbers))
-            if state.master is not variable.value:
-                self._ops.copy(state.master, out=variable.value)
-            variable.gradient = None
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The state by name, for a checkpoint."""
-        for name, state in self._states.items():
-            yield from ((f"{kind}/{name}", getattr(state, kind)) for kind in ("master", "first", "second"))
+    def gradient_norm(self) -> float:
+        return norm_of([self], self._ops)
 
     def restore(self, tensors: Mapping[str, Tensor], step: int) -> None:
-        """From a checkpoint's tensors. Raises: TesseraError naming one that is missing or does not fit."""
         for name, own in self.tensors():
             found = tensors.get(name)
             if found is None or found.shape != own.shape or found.dtype != own.dtype:
                 raise TesseraError(f"the checkpoint's {name} is {found!r}, but the model makes it {own!r}")
             self._ops.copy(found, out=own)
         for parameter in self.parameters:
-            state = self._states[parameter.name]
-            if state.master is not parameter.variable.value:
-                self._ops.copy(state.master, out=parameter.variable.value)
+            self._round(parameter)
         self.step = step
 
-    def _state(self, parameter: Parameter) -> _State:
-        value, device = parameter.variable.value, self._ops.device
-        master = value
-        if value.dtype != float32:
-            master = self._ops.copy(value, out=empty(value.shape, float32, device))
-        return _State(master, zeros(value.shape, float32, device), zeros(value.shape, float32, device))
+    def _round(self, parameter: Parameter) -> None:
+        """The parameter becomes its master in its own dtype."""
+        master = self._masters[parameter.name]
+        if master is not parameter.variable.value:
+            self._ops.copy(master, out=parameter.variable.value)
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """By name, in the shapes of the parameters."""
+        device = self._ops.device
+        return {each.name: zeros(each.variable.shape, float32, device) for each in self.parameters}
+
+    def _master(self, parameter: Parameter) -> Tensor:
+        value = parameter.variable.value
+        if value.dtype == float32:
+            return value
+        return self._ops.copy(value, out=empty(value.shape, float32, self._ops.device))
+
+
+class AdamW(MasterOptimizer):
+    def __init__(
+        self, parameters: Sequence[Parameter], ops: Ops, training: TrainingOps, settings: AdamWSettings
+    ) -> None:
+        super().__init__(parameters, ops, training)
+        self.settings = settings
+        self._first, self._second = self._zeros(), self._zeros()
+
+    def update(self, learning_rate: float, gradient_factor: float = 1.0) -> None:
+        self.step += 1
+        settings = self.settings
+        for parameter in self.parameters:
+            variable, name = parameter.variable, parameter.name
+            if variable.gradient is None:
+                continue
+            decay = settings.weight_decay if parameter.decays else 0.0
+            numbers = (learning_rate, settings.beta1, settings.beta2, settings.eps, decay, self.step, gradient_factor)
+            moments = self._first[name], self._second[name]
+            self._training.adamw(self._masters[name], variable.gradient, *moments, AdamWStep(*numbers))
+            self._round(parameter)
+            variable.gradient = None
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, master in self._masters.items():
+            yield from ((f"master/{name}", master), (f"first/{name}", self._first[name]))
+            yield f"second/{name}", self._second[name]
+
+
+def norm_of(optimizers: Sequence[Optimizer], ops: Ops) -> float:
+    """The Euclidean norm of all their gradients together; waits for the device."""
+    total = zeros((1,), float32, ops.device)
+    for optimizer in optimizers:
+        optimizer.square_norm(total)
+    return math.sqrt(float(total.numpy()[0]))

@@ -19,7 +19,7 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.tensor import from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, MicroBatch, groups, pack
-from tessera.engine.training.optimizer import AdamW
+from tessera.engine.training.optimizer import Optimizer
 from tessera.engine.training.trainer import BaseTrainer
 
 Array = np.ndarray[Any, Any]
@@ -70,7 +70,7 @@ class PreferenceTrainer(BaseTrainer[Preference]):
     def __init__(
         self,
         decoder: TrainableDecoder,
-        optimizer: AdamW,
+        optimizer: Optimizer,
         *,
         micro_batch_tokens: int,
         max_gradient_norm: float,

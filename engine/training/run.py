@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.training.checkpoint import Checkpoints, load_checkpoint
-from tessera.engine.training.examples import AnyItem, ExampleOrder, digest
+from tessera.engine.training.examples import AnyItem, Batches, OrderedBatches
 from tessera.engine.training.schedule import ScheduleName, share_of_peak
 from tessera.engine.training.trainer import BaseTrainer
 
@@ -66,6 +66,7 @@ class TrainingRun(Generic[AnyItem]):
     """One training in its folder.
 
     Args:
+        examples: in an order that the seed decides on, or batches that are made by others.
         identity: what else a checkpoint must agree on to be resumed, such as the model and the optimiser's settings.
     """
 
@@ -73,7 +74,7 @@ class TrainingRun(Generic[AnyItem]):
         self,
         folder: Path,
         trainer: BaseTrainer[AnyItem],
-        examples: Sequence[AnyItem],
+        examples: Sequence[AnyItem] | Batches[AnyItem],
         settings: RunSettings,
         *,
         validation: Sequence[AnyItem] = (),
@@ -83,14 +84,15 @@ class TrainingRun(Generic[AnyItem]):
         self.settings = settings
         self.records: list[StepRecord] = []
         self._trainer = trainer
-        self._examples = examples
         self._validation = validation
-        self._order = ExampleOrder(len(examples), settings.batch_size, settings.seed)
+        if isinstance(examples, Sequence):
+            examples = OrderedBatches(examples, settings.batch_size, settings.seed)
+        self._batches: Batches[AnyItem] = examples
         self._checkpoints = Checkpoints(folder / CHECKPOINTS)
         unimportant = ("save_every", "evaluate_every")
         self._identity: dict[str, Any] = {
             **{name: value for name, value in asdict(settings).items() if name not in unimportant},
-            "examples": digest(examples),
+            "examples": examples.digest,
             **(identity or {}),
         }
 
@@ -157,7 +159,7 @@ class TrainingRun(Generic[AnyItem]):
     def _take_step(self) -> StepRecord:
         settings, start = self.settings, time.perf_counter()
         share = share_of_peak(settings.schedule, self.step, settings.num_steps, settings.num_warmup_steps)
-        examples = [self._examples[index] for index in self._order.batch(self.step)]
+        examples = self._batches.batch(self.step)
         rate = settings.learning_rate * share
         result = self._trainer.step(examples, rate)
         seconds = time.perf_counter() - start

@@ -11,7 +11,7 @@ from typing import Generic
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import AnyItem, Example, micro_batches
-from tessera.engine.training.optimizer import AdamW
+from tessera.engine.training.optimizer import Optimizer
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class BaseTrainer(ABC, Generic[AnyItem]):
     """
 
     def __init__(
-        self, decoder: TrainableDecoder, optimizer: AdamW, *, micro_batch_tokens: int, max_gradient_norm: float
+        self, decoder: TrainableDecoder, optimizer: Optimizer, *, micro_batch_tokens: int, max_gradient_norm: float
     ) -> None:
         self.decoder = decoder
         self.optimizer = optimizer

@@ -1,6 +1,9 @@
 """`make eval`: exact match on held-out cases of every skill, over HTTP, as a table.
 
-Without --base-url a server with the built-in model is started on a free port of 127.0.0.1, with the options after --.
+With `--phrasings held-out` the cases are also asked for in phrasings that are kept out of training.
+
+Without --base-url a server with the built-in model, or with --model, is started on a free port of 127.0.0.1, with the
+options after --.
 The digest of all answers tells whether two runs gave the same ones: `--concurrency 1 -- --batch-invariant`.
 """
 
@@ -22,20 +25,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tessera.engine.builtin.training.conversation import Conversation
-from tessera.engine.builtin.training.corpus import SKILLS, cases
+from tessera.engine.builtin.training.conversation import Conversation, Split
+from tessera.engine.builtin.training.corpus import cases, skills_of
 from tests.bench.serve import server
 from tests.evaluation.judge import is_right, request_of
 
+SPLITS: dict[str, Split] = {"usual": "test", "held-out": "phrasings"}
+
 
 async def evaluate(
-    base_url: str, model: str, count: int, concurrency: int
+    base_url: str, model: str, split: Split, count: int, concurrency: int
 ) -> dict[str, list[tuple[Conversation, Any]]]:
     """Each skill's cases in order, each with its answer."""
-    gate = asyncio.Semaphore(concurrency)
+    gate, skills = asyncio.Semaphore(concurrency), skills_of(split)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("held-out cases", total=count * len(SKILLS))
+        chosen = [case for skill in skills for case in cases(skill, seed=1, count=count, split=split)]
+        task = progress.add_task("held-out cases", total=len(chosen))
         async with httpx.AsyncClient(base_url=base_url, timeout=300) as http:
 
             async def ask(case: Conversation) -> tuple[Conversation, Any]:
@@ -45,9 +51,8 @@ async def evaluate(
                 progress.advance(task)
                 return case, response.json()["choices"][0]["message"]
 
-            asked = [ask(case) for skill in SKILLS for case in cases(skill, seed=1, count=count)]
-            answers = await asyncio.gather(*asked)
-    return {skill: [pair for pair in answers if pair[0].skill == skill] for skill in SKILLS}
+            answers = await asyncio.gather(*map(ask, chosen))
+    return {skill: [pair for pair in answers if pair[0].skill == skill] for skill in skills}
 
 
 def digest(answers: list[Any]) -> str:
@@ -61,6 +66,10 @@ def digest(answers: list[Any]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.evaluation", description=__doc__)
     parser.add_argument("--base-url", help="a running server (default: start one)")
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="of the server that is started (default: built-in)"
+    )
+    parser.add_argument("--phrasings", choices=SPLITS, default="usual", help="how cases are asked for (%(default)s)")
     parser.add_argument("--count", type=int, default=200, help="cases a skill (%(default)s)")
     parser.add_argument("--concurrency", type=int, default=32, help="requests at once (%(default)s)")
     parser.add_argument("--device", default="auto", help="of the server that is started (%(default)s)")
@@ -73,19 +82,23 @@ def main() -> int:
         if options.base_url is None:
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
             arguments = ("--device", options.device, "--dtype", options.dtype, *options.server)
-            options.base_url, _ = stack.enter_context(server(None, log, *arguments))
+            options.base_url, _ = stack.enter_context(server(options.model, log, *arguments))
         listed = httpx.get(f"{options.base_url}/v1/models", timeout=30).raise_for_status().json()
         model = listed["data"][0]["id"]
         start = time.perf_counter()
-        answered = asyncio.run(evaluate(options.base_url, model, options.count, options.concurrency))
+        answered = asyncio.run(
+            evaluate(options.base_url, model, SPLITS[options.phrasings], options.count, options.concurrency)
+        )
         seconds = time.perf_counter() - start
     wrong = {skill: [pair for pair in pairs if not is_right(*pair)] for skill, pairs in answered.items()}
-    shares = {skill: 1 - len(found) / options.count for skill, found in wrong.items()}
-    table = Table(title=f"{model}: exact match on {options.count} held-out cases a skill ({seconds:.0f} s)")
+    shares = {skill: 1 - len(found) / len(answered[skill]) for skill, found in wrong.items()}
+    cases_shown = f"{options.count} held-out cases a skill, {options.phrasings} phrasings"
+    table = Table(title=f"{model}: exact match on {cases_shown} ({seconds:.0f} s)")
     table.add_column("skill")
     table.add_column("right", justify="right")
     for skill, share in shares.items():
         table.add_row(skill, f"{share:.1%}")
+    table.add_row("mean", f"{sum(shares.values()) / len(shares):.1%}")
     Console().print(table)
     print("digest of all answers:", digest([answer for pairs in answered.values() for _, answer in pairs]))
     for skill, found in wrong.items():

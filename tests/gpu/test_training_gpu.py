@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from tessera.engine.autograd.functions import Functions
+from tessera.engine.autograd.variable import Variable
 from tessera.engine.models.config import load_config
-from tessera.engine.tensor import CPU, bfloat16, float32
+from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters
 from tessera.engine.training.optimizer import AdamW, AdamWSettings
-from tessera.engine.training.parameters import initial_parameters, load_parameters
+from tessera.engine.training.parameters import Parameter, initial_parameters, load_parameters
 from tessera.engine.training.plan import TrainingPlan, plan_supervised
+from tessera.engine.training.pretraining.muon import Muon, MuonSettings
 from tessera.engine.training.run import RunSettings
 from tessera.engine.training.trainer import Trainer
 from tests.support.adapter_gradients import adapter_gradients, assert_alike
@@ -107,6 +109,36 @@ def test_steps_of_adamw_are_those_of_pytorch(training: Functions, golden: dict[s
     trainer = Trainer(decoder, optimizer, micro_batch_tokens=1000, max_gradient_norm=ADAMW["max_gradient_norm"])
     losses = [trainer.step([example()], ADAMW["lr"]).loss for _ in golden["losses"]]
     np.testing.assert_allclose(losses, golden["losses"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=["float32", "bfloat16"])
+def test_steps_of_muon_are_those_of_the_cpu_small(training: Functions, dtype: Any) -> None:
+    """Wide, tall and fused matrices; the third step is a graph."""
+    on_cpu, rng = Functions.on(CPU), np.random.default_rng(3)
+    shapes = [((64, 64), (32, 32)), ((96, 64), (96,)), ((32, 96), (32,))]
+    start = [rng.normal(0, 0.1, shape).astype(np.float32) for shape, _ in shapes]
+    gradients = [[rng.normal(size=shape).astype(np.float32) for shape, _ in shapes] for _ in range(4)]
+    found = []
+    for f in (training, on_cpu):
+        of_cpu = f is on_cpu
+        trained = [
+            Parameter(
+                str(place), Variable(from_numpy(value.astype(float32 if of_cpu else dtype), f.device), True), parts
+            )
+            for place, (value, parts) in enumerate(
+                (value, tuple((f"{rows}", rows) for rows in sizes))
+                for value, (_, sizes) in zip(start, shapes, strict=True)
+            )
+        ]
+        muon = Muon(trained, f.ops, f.training, MuonSettings())
+        for step in gradients:
+            for parameter, gradient in zip(trained, step, strict=True):
+                parameter.variable.gradient = from_numpy(gradient, f.device)
+            muon.update(0.02)
+        found.append([parameter.variable.value.numpy().astype(np.float32) for parameter in trained])
+    for ours, theirs, before in zip(*found, start, strict=True):
+        moved = np.linalg.norm(theirs - before)
+        assert np.linalg.norm(ours - theirs) < (1e-3 if dtype == float32 else 0.1) * moved
 
 
 def test_checkpointed_layers_give_the_same_bits(training: Functions, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How the built-in model was made: corpus generators, tokenizer and training script.
+"""How the built-in model is made: corpus generators, tokenizer and the training from random weights.
 
-Nothing here is imported when serving. `train.py` alone needs PyTorch.
+Nothing here is imported when serving.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from tessera.engine.builtin.training.conversation import Conversation, Split, Wording, draw, in_split
+from tessera.engine.builtin.training.phrasings import arithmetic as phrasings
 
 _OPENINGS = ("", "", "", "Please: ", "Tell me: ", "Quick question: ", "Hi! ", "Now ", "Next: ", "Hello, ", "One more: ")
 _CLOSINGS = ("", "?", ".", " please", " please?", ", thanks", " =", " = ?", "!")
@@ -13,18 +14,21 @@ _ADD = Wording(
     ("{a} + {b}", "what is {a} + {b}", "What is {a} plus {b}", "{a} plus {b}", "add {a} and {b}", "compute {a} + {b}")
     + ("How much is {a} + {b}", "the sum of {a} and {b}", "calculate {a} + {b}", "{a}+{b}", "can you add {b} to {a}"),
     _CLOSINGS,
+    phrasings=phrasings.ADDITION,
 )
 _SUBTRACT = Wording(
     _OPENINGS,
     ("{a} - {b}", "what is {a} - {b}", "What is {a} minus {b}", "{a} minus {b}", "subtract {b} from {a}")
     + ("How much is {a} - {b}", "compute {a} - {b}", "calculate {a} - {b}", "{a}-{b}", "can you take {b} from {a}"),
     _CLOSINGS,
+    phrasings=phrasings.SUBTRACTION,
 )
 _MULTIPLY = Wording(
     _OPENINGS,
     ("{a} * {b}", "what is {a} * {b}", "What is {a} times {b}", "{a} times {b}", "multiply {a} by {b}", "{a} x {b}")
     + ("How much is {a} x {b}", "compute {a} * {b}", "calculate {a} x {b}", "{a}*{b}", "the product of {a} and {b}"),
     _CLOSINGS,
+    phrasings=phrasings.MULTIPLICATION,
 )
 
 

@@ -7,6 +7,8 @@ from random import Random
 
 from tessera.engine.builtin.training.arithmetic import addition, multiplication, subtraction
 from tessera.engine.builtin.training.conversation import Conversation, Split, Wording, choose, draw
+from tessera.engine.builtin.training.phrasings import chat as phrasings
+from tessera.engine.builtin.training.phrasings import system
 from tessera.engine.builtin.training.words import (
     ADJECTIVES,
     ANIMALS,
@@ -42,6 +44,8 @@ _GREET = Wording(
     ),
     ("", "", " {bot}", " my friend", " again", " to you", ", {bot}", " everyone", " computer", " dear model"),
     ("", "!", ".", "!!", " :)", ", how are you?", ". How are you?", "! How are you today?", ", nice to see you."),
+    phrasings=phrasings.GREETING,
+    capitalised=True,
 )
 _IDENTITY = Wording(
     (
@@ -63,21 +67,29 @@ _IDENTITY = Wording(
     ("who are you", "what are you", "what is your name", "what are you called", "which model are you")
     + ("who am I talking to", "are you a person", "are you human", "what kind of model are you", "introduce yourself"),
     ("?", "?", "", "!", " really?", ", please?", " then?"),
+    phrasings=phrasings.IDENTITY,
+    capitalised=True,
 )
 _ABILITIES = Wording(
     ("", "", "Hi, ", "Hello! ", "Tell me, ", "So ", "Please say: ", "One question: "),
     ("what can you do", "what are your skills", "how can you help me", "what are you good at", "what can I ask you"),
     ("?", "?", "", "!", ", please?", " then?", " for me?"),
+    phrasings=phrasings.ABILITIES,
+    capitalised=True,
 )
 _THANKS = Wording(
     ("Thanks", "Thank you", "Many thanks", "Thanks a lot", "Thank you so much", "Cheers", "Great, thanks"),
     ("", " {bot}", " my friend", ", {bot}", " again", " for your help", " for that"),
     ("", "!", ".", "!!", " :)"),
+    phrasings=phrasings.THANKS,
+    capitalised=True,
 )
 _BYE = Wording(
     ("Bye", "Goodbye", "See you", "Good night", "Farewell", "Bye bye", "I have to go", "See you later"),
     ("", " {bot}", " my friend", ", {bot}", " then", " for now", " and take care"),
     ("", "!", ".", "!!", " :)"),
+    phrasings=phrasings.BYE,
+    capitalised=True,
 )
 _CAN = (
     "I can add, subtract and multiply, work on short lists, answer from a text, "
@@ -97,8 +109,7 @@ def _polite_turn(rng: Random, split: Split, bot: str) -> tuple[str, str]:
             (_BYE, "Goodbye!"),
         )
     )
-    text = wording.say(rng, split, bot=bot)
-    return text[:1].upper() + text[1:], answer
+    return wording.say(rng, split, bot=bot), answer
 
 
 def greeting(rng: Random, split: Split) -> Conversation:
@@ -115,21 +126,25 @@ _NAMED = Wording(
         "You are an assistant called {bot}",
     ),
     (".", ", a helpful assistant.", ". Be kind.", ", made for tests.", ". Answer the user.", ", and you help people."),
+    phrasings=system.NAMED,
 )
 _ENDING = Wording(
     ("End every answer with ", "Always end with ", "Finish each answer with the word ", "Close all answers with "),
     ("{manner}", '"{manner}"', "{manner}, please", '"{manner}" always'),
     (".", "", "!"),
+    phrasings=system.ENDING,
 )
 _OPENING = Wording(
     ("Begin every answer with ", "Always start with ", "Start each answer with the word ", "Open all answers with "),
     ("{manner}", '"{manner}"', "{manner}, please", '"{manner}" always'),
     (".", "", "!"),
+    phrasings=system.OPENING,
 )
 _CAPITALS = Wording(
     ("Answer ", "Reply ", "Write ", "Always answer ", "Always reply ", "Speak ", "You answer ", "You reply "),
     ("in capital letters", "in upper case", "in capitals", "with capital letters only", "in big letters"),
     (".", "", "!", " only.", " at all times."),
+    phrasings=system.CAPITALS,
 )
 _PLAIN = ("You are a helpful assistant.", "Be helpful.", "Answer the user's question.", "You are a friendly assistant.")
 
@@ -155,11 +170,12 @@ def system_prompt(rng: Random, split: Split) -> Conversation:
         instructions.append(wording.say(rng, split, manner=said))
     rng.shuffle(instructions)
     conversation.system(" ".join(instructions))
+    said_split: Split = "train" if split == "phrasings" else split  # the system prompt alone is judged
     for _ in range(rng.choice((1, 1, 1, 2))):
         if rng.random() < 0.6:
-            question, answer = _polite_turn(rng, split, bot)
+            question, answer = _polite_turn(rng, said_split, bot)
         else:
-            turn = rng.choice((addition, subtraction, multiplication))(rng, split)
+            turn = rng.choice((addition, subtraction, multiplication))(rng, said_split)
             question, answer = (message["content"] for message in turn.messages)
         conversation.user(question).assistant(manner(answer))
     return conversation
@@ -167,7 +183,7 @@ def system_prompt(rng: Random, split: Split) -> Conversation:
 
 def plain_system(rng: Random) -> str:
     """A system prompt that changes nothing."""
-    return rng.choice(_PLAIN)
+    return rng.choice((*_PLAIN, *system.PLAIN.trained))
 
 
 _UNKNOWN = Wording(
@@ -186,6 +202,8 @@ _UNKNOWN = Wording(
         "where can I find {food}", "when is the next {thing} day", "how old is {person}", "where does {person} live",
     ),
     ("?", "", ".", " please", " in detail", " for me?", "!", " today?", ", thanks"),
+    phrasings=phrasings.UNKNOWN,
+    capitalised=True,
 )  # fmt: skip
 
 
@@ -203,4 +221,4 @@ def unknown(rng: Random, split: Split) -> Conversation:
         person=name(rng, split),
         invented=draw(rng, split, pseudo_word, "word"),
     )
-    return Conversation("unknown").user(question[:1].upper() + question[1:]).assistant(UNKNOWN)
+    return Conversation("unknown").user(question).assistant(UNKNOWN)

@@ -10,16 +10,16 @@ from tessera.engine.builtin.training.conversation import Conversation, Split
 
 Generator = Callable[[Random, Split], Conversation]
 
-# Shares in training: what needs more examples to be learnt gets more.
+# Shares in training: what needs more examples to be learnt gets more. All have cases in the split `test`.
 SKILLS: dict[str, tuple[Generator, float]] = {
-    "greeting": (chat.greeting, 2),
-    "system prompt": (chat.system_prompt, 6),
-    "unknown": (chat.unknown, 3),
+    "greeting": (chat.greeting, 5),
+    "system prompt": (chat.system_prompt, 7),
+    "unknown": (chat.unknown, 4),
     "addition": (arithmetic.addition, 5),
     "subtraction": (arithmetic.subtraction, 6),
     "multiplication": (arithmetic.multiplication, 3),
-    "copying": (lists.copying, 3),
-    "reversing": (lists.reversing, 4),
+    "copying": (lists.copying, 5),
+    "reversing": (lists.reversing, 8),
     "upper-casing": (lists.upper_casing, 11),
     "sorting": (lists.sorting, 9),
     "reading": (reading.reading, 16),
@@ -28,13 +28,14 @@ SKILLS: dict[str, tuple[Generator, float]] = {
     "tool call": (tools.tool_call, 9),
     "tool result": (tools.tool_result, 8),
 }
+PHRASED_SKILLS: dict[str, tuple[Generator, float]] = {**SKILLS, "no tool": (tools.no_tool, 5)}  # in other splits
 
 
 def conversations(seed: int, split: Split) -> Iterator[Conversation]:
     """Skills mixed by their shares; some training conversations get an idle system prompt or a second task."""
     rng = Random(seed)
-    generators = [generator for generator, _ in SKILLS.values()]
-    shares = [share for _, share in SKILLS.values()]
+    generators = [generator for generator, _ in PHRASED_SKILLS.values()]
+    shares = [share for _, share in PHRASED_SKILLS.values()]
     while True:
         conversation = rng.choices(generators, shares)[0](rng, split)
         if split == "train":
@@ -42,20 +43,25 @@ def conversations(seed: int, split: Split) -> Iterator[Conversation]:
         yield conversation
 
 
-def cases(skill: str, seed: int, count: int, split: Split = "test") -> list[Conversation]:
-    """`count` different conversations of one skill.
+def skills_of(split: Split) -> tuple[str, ...]:
+    """The skills that have cases in a split."""
+    return tuple(SKILLS if split == "test" else PHRASED_SKILLS)
 
-    Raises: ValueError if the skill has too few cases for that.
+
+def cases(skill: str, seed: int, count: int, split: Split = "test") -> list[Conversation]:
+    """`count` different conversations of one skill; fewer in the split `phrasings` where there are no more.
+
+    Raises: ValueError if the skill has too few cases in another split.
     """
     rng = Random(f"{skill}/{seed}")
-    generator, _ = SKILLS[skill]
+    generator, _ = PHRASED_SKILLS[skill]
     found: dict[str, Conversation] = {}
     for _ in range(100 * count):
         if len(found) == count:
             break
         conversation = generator(rng, split)
         found.setdefault(repr((conversation.messages[:-1], conversation.tools)), conversation)
-    if len(found) < count:
+    if len(found) < count and split != "phrasings":
         raise ValueError(f"{skill} has only {len(found)} different cases, not {count}")
     return list(found.values())
 

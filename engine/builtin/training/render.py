@@ -12,7 +12,7 @@ from tessera.engine.builtin.training.conversation import Conversation
 
 FOLDER = Path(__file__).resolve().parents[1]
 _TURN = "<|im_start|>assistant\n"
-_END = "<|im_end|>\n"
+END_OF_TURN = "<|im_end|>"
 
 
 def _template() -> Any:
@@ -31,6 +31,6 @@ def render(conversation: Conversation) -> list[tuple[str, bool]]:
     head, *turns = text.split(_TURN)
     pieces = [(head, False)]
     for turn in turns:
-        answer, _, rest = turn.partition(_END)
-        pieces += [(_TURN, False), (answer + _END.rstrip("\n"), True), ("\n" + rest, False)]
+        answer, _, rest = turn.partition(END_OF_TURN + "\n")
+        pieces += [(_TURN, False), (answer + END_OF_TURN, True), ("\n" + rest, False)]
     return pieces

@@ -8,8 +8,9 @@ from random import Random
 from typing import Any
 
 from tessera.engine.builtin.training.arithmetic import addition, multiplication
-from tessera.engine.builtin.training.chat import greeting, unknown
+from tessera.engine.builtin.training.chat import UNKNOWN, greeting, unknown
 from tessera.engine.builtin.training.conversation import Conversation, Split, Wording
+from tessera.engine.builtin.training.phrasings.tools import REQUESTS
 from tessera.engine.builtin.training.words import (
     DAYS,
     FOODS,
@@ -198,12 +199,29 @@ TOOLS = (
         "The number of {name} is {status}.",
     ),
 )
-_REQUESTS = {tool.description: Wording(_OPENINGS, tool.requests, _CLOSINGS) for tool in TOOLS}
+_REQUESTS = {
+    tool.description: Wording(
+        _OPENINGS, tool.requests, _CLOSINGS, phrasings=REQUESTS[tool.description], capitalised=True
+    )
+    for tool in TOOLS
+}
 
 
-def _offer(conversation: Conversation, rng: Random, used: Tool | None) -> str:
-    """Offer one to four tools, `used` among them; -> the name under which it is offered."""
-    others = [tool for tool in TOOLS if tool is not used]
+# Requests for these are questions.
+_ASKING = (
+    "Get the weather in a city",
+    "Translate a text into a language",
+    "Get the share price of a company",
+    "Search the web",
+    "Find out where an object is",
+    "Get the number of people of a city in thousands",
+)
+CANNOT = "I cannot do that. I am only a small demonstration model."
+
+
+def _offer(conversation: Conversation, rng: Random, used: Tool | None, missing: Tool | None = None) -> str:
+    """Offer one to four tools, `used` among them and `missing` not; -> the name under which it is offered."""
+    others = [tool for tool in TOOLS if tool is not used and tool is not missing]
     offered = rng.sample(others, rng.randint(0 if used else 1, 3)) + ([used] if used else [])
     rng.shuffle(offered)
     names = {tool.description: rng.choice(tool.names) for tool in offered}
@@ -222,7 +240,7 @@ def tool_call(rng: Random, split: Split) -> Conversation:
     arguments = {key: drawn(rng, split) for key, drawn in tool.parameters.items()}
     called = _offer(conversation, rng, tool)
     request = _REQUESTS[tool.description].say(rng, split, **arguments)
-    return conversation.user(request[:1].upper() + request[1:]).call(called, arguments)
+    return conversation.user(request).call(called, arguments)
 
 
 def tool_result(rng: Random, split: Split) -> Conversation:
@@ -233,5 +251,16 @@ def tool_result(rng: Random, split: Split) -> Conversation:
     result = {key: drawn(rng, split) for key, drawn in tool.result.items()}
     called = _offer(conversation, rng, tool)
     request = _REQUESTS[tool.description].say(rng, split, **arguments)
-    conversation.user(request[:1].upper() + request[1:]).call(called, arguments).tool_result(result)
+    conversation.user(request).call(called, arguments).tool_result(result)
     return conversation.assistant(tool.answer.format(**arguments, **result))
+
+
+def no_tool(rng: Random, split: Split) -> Conversation:
+    """A request that a tool would serve, where no tools are offered, or others."""
+    conversation = Conversation("no tool")
+    tool = rng.choice(TOOLS)
+    arguments = {key: drawn(rng, split) for key, drawn in tool.parameters.items()}
+    if rng.random() < 0.3:
+        _offer(conversation, rng, None, missing=tool)
+    conversation.user(_REQUESTS[tool.description].say(rng, split, **arguments))
+    return conversation.assistant(UNKNOWN if tool.description in _ASKING else CANNOT)

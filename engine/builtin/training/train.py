@@ -1,302 +1,272 @@
-"""Makes the built-in model: `python -m tessera.engine.builtin.training.train --out FOLDER` on a CUDA machine with PyTorch.
+"""Makes the built-in model: `python -m tessera.engine.builtin.training.train --out FOLDER`.
 
-Data are generated while training, by worker processes, in an order that depends on the seed alone. The
-matrices are trained with Muon (Jordan et al. 2024), embeddings and norms with AdamW; the learning rate
-is held, then falls linearly to zero. A held-out case counts as right if every token of the answer is the most
-probable one given the tokens before it, which is what greedy decoding would produce.
+Conversations are generated while training, by worker processes, in an order that depends on the seed alone. Matrices are
+trained with Muon, embeddings and norms with AdamW; the learning rate is held, then falls linearly to zero. A
+held-out case counts as right if every token of its answer is the most probable one given the tokens before it, which is
+what greedy decoding would give.
+
+The folder gets `tokenizer.json`, `metrics.jsonl` and `checkpoints`, and at the end `model`. A training that was killed
+goes on by the same command.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import os
+import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
-from typing import Any
 
-import numpy as np
-import torch
-import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
 
-from tessera.engine.builtin.training.corpus import SKILLS, cases, conversations
-from tessera.engine.builtin.training.render import FOLDER, render
+from tessera.engine.autograd.functions import Functions
+from tessera.engine.builtin.training.conversation import Split
+from tessera.engine.builtin.training.exact_match import exact_match
+from tessera.engine.builtin.training.render import FOLDER
+from tessera.engine.builtin.training.rows import RowMaker
 from tessera.engine.builtin.training.tokenizer import write as write_tokenizer
+from tessera.engine.contract.errors import ConfigError, TesseraError
+from tessera.engine.models.config import load_config
+from tessera.engine.runner.devices import select_device
+from tessera.engine.tensor import CPU, bfloat16, float32
+from tessera.engine.training.decoder import TrainableDecoder
+from tessera.engine.training.examples import Example
+from tessera.engine.training.model_folder import save_model
+from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.parameters import Parameter, initial_parameters
+from tessera.engine.training.pretraining.groups import OptimizerGroups
+from tessera.engine.training.pretraining.muon import Muon, MuonSettings
+from tessera.engine.training.pretraining.stream import ExampleStream
+from tessera.engine.training.run import RunSettings, StepRecord, TrainingRun
+from tessera.engine.training.trainer import Trainer
 
-Array = np.ndarray[Any, Any]
-
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 32,
-    "vocab_size": 2560,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": None,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "dtype": "bfloat16",
-}
-END_OF_TEXT = 0
-IGNORED = -100
+TOKENIZER, MODEL = "tokenizer.json", "model"
+NUM_WARMUP_STEPS = 100
+NUM_TIMED_STEPS = 60  # of which the second half is timed
+VALIDATION_SEED = 1_000_000  # added to the seed
+FINAL_COUNT = 300  # cases a skill at the end
+SPLITS: dict[str, Split] = {"held-out words": "test", "held-out phrasings": "phrasings"}
 
 
-class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int, kv_heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.q_proj = nn.Linear(hidden, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(hidden, kv_heads * head_dim, bias=False)
-        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+@dataclass(frozen=True)
+class Settings:
+    """See `main` for all of them; `base` is a folder with config.json and what else a model has beside weights."""
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q = rotate(self.q_proj(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2), cos, sin)
-        k = rotate(self.k_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2), cos, sin)
-        v = self.v_proj(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    out: Path
+    base: Path = FOLDER
+    num_steps: int = 6000
+    num_rows: int = 64
+    length: int = 2048
+    micro_batch_tokens: int = 64 * 2048
+    muon_rate: float = 0.02
+    adam_rate: float = 0.004
+    seed: int = 1
+    num_workers: int = 0
+    save_every: int = 1000
+    evaluate_every: int = 1000
+    num_cases: int = 100
 
 
-class Layer(nn.Module):
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        self.input_layernorm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
-        self.self_attn = Attention(
-            hidden, config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-        )
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
-        self.mlp = nn.ModuleDict(
-            {
-                "gate_proj": nn.Linear(hidden, inner, bias=False),
-                "up_proj": nn.Linear(hidden, inner, bias=False),
-                "down_proj": nn.Linear(inner, hidden, bias=False),
-            }
-        )
+class Pretraining:
+    """The model, its optimisers and its loop.
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        y = self.post_attention_layernorm(x)
-        return x + self.mlp["down_proj"](F.silu(self.mlp["gate_proj"](y)) * self.mlp["up_proj"](y))
+    Attributes:
+        decoder: what is trained.
+        trainer: takes steps.
+        run: all of them.
+    """
 
-
-class Model(nn.Module):
-    """A Llama with the parameter names that checkpoints of it have (without the prefix `model.`)."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
-        self.norm = nn.RMSNorm(config["hidden_size"], eps=config["rms_norm_eps"])
-        half = config["head_dim"] // 2
-        frequencies = config["rope_theta"] ** (-torch.arange(half, dtype=torch.float32) / half)
-        angles = torch.arange(config["max_position_embeddings"], dtype=torch.float32)[:, None] * frequencies
-        self.register_buffer("cos", angles.cos(), persistent=False)
-        self.register_buffer("sin", angles.sin(), persistent=False)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2:
-                narrow = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * config["num_hidden_layers"]) ** 0.5 if narrow else 0.02)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed_tokens(ids)
-        cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return F.linear(self.norm(x), self.embed_tokens.weight)
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update matrix is made orthogonal by five Newton-Schulz steps, equal shapes together."""
-
-    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
-        groups = {shape: [p for p in parameters if p.shape == shape] for shape in {p.shape for p in parameters}}
-        super().__init__([{"params": group} for group in groups.values()], {"lr": lr})
-        self.momentum, self.weight_decay = momentum, weight_decay
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            parameters = group["params"]
-            gradient = torch.stack([p.grad for p in parameters])
-            state = self.state[parameters[0]]
-            if "momentum" not in state:
-                state["momentum"] = torch.zeros_like(gradient)
-            state["momentum"].lerp_(gradient, 1 - self.momentum)
-            update = orthogonalize(gradient.lerp(state["momentum"], self.momentum))
-            scale = max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
-            for parameter, matrix in zip(parameters, update, strict=True):
-                parameter.mul_(1 - group["lr"] * self.weight_decay)
-                parameter.add_(matrix, alpha=-group["lr"] * scale)
-
-
-@torch.compile
-def orthogonalize(matrices: Tensor) -> Tensor:
-    """Nearest orthogonal matrices [n, r, c], roughly, by the quintic iteration of Muon."""
-    x = matrices.bfloat16()
-    tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.mT
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(5):
-        gram = x @ x.mT
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return (x.mT if tall else x).float()
-
-
-def tokens_of(
-    tokenizer: Tokenizer, pieces: list[tuple[str, bool]], of_prompt: Tokenizer | None = None
-) -> tuple[list[int], list[bool]]:
-    """Ids and, for each, whether it is part of an answer. Pieces are cut where tokens cannot cross."""
-    ids: list[int] = []
-    counted: list[bool] = []
-    for text, answer in pieces:
-        piece = (tokenizer if answer else of_prompt or tokenizer).encode(text, add_special_tokens=False).ids
-        ids += piece
-        counted += [answer] * len(piece)
-    return ids, counted
-
-
-class Rows(torch.utils.data.IterableDataset[tuple[Array, Array]]):
-    """Conversations packed end to end into rows of `length` inputs and targets."""
-
-    def __init__(self, tokenizer_file: Path, length: int, rows: int, seed: int) -> None:
-        self.tokenizer_file, self.length, self.rows, self.seed = tokenizer_file, length, rows, seed
-
-    def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        worker = torch.utils.data.get_worker_info()
-        tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
-        # Prompts are spelt in many ways (BPE dropout, Provilkov et al. 2020), answers in one: so every token's
-        # spelling is learnt, and words never seen are taken apart as familiar ones are.
-        rough = Tokenizer.from_file(str(self.tokenizer_file))
-        rough.model.dropout = 0.15
-        stream = conversations(self.seed * 1000 + worker.id, "train")
-        worker_rng = Random(self.seed * 1000 + worker.id)
-        ids: list[int] = []
-        targets: list[int] = []
-        size = self.length * self.rows
-        while True:
-            while len(ids) <= size:
-                of_prompt = rough if worker_rng.random() < 0.5 else tokenizer
-                piece, counted = tokens_of(tokenizer, render(next(stream)), of_prompt)
-                ids += [END_OF_TEXT, *piece]
-                targets += [IGNORED] + [i if c else IGNORED for i, c in zip(piece, counted, strict=True)]
-            yield (
-                np.asarray(ids[:size], np.int64).reshape(self.rows, self.length),
-                np.asarray(targets[1 : size + 1], np.int64).reshape(self.rows, self.length),
+    def __init__(self, settings: Settings, f: Functions, stream: ExampleStream) -> None:
+        dtype = float32 if f.device is CPU else bfloat16
+        config = load_config(settings.base)
+        self._tokenizer = Tokenizer.from_file(str(settings.out / TOKENIZER))
+        if self._tokenizer.get_vocab_size() > config.vocab_size:
+            raise ConfigError(
+                f"{settings.out / TOKENIZER} has {self._tokenizer.get_vocab_size()} tokens, "
+                f"more than the {config.vocab_size} of {settings.base / 'config.json'}"
             )
-            del ids[:size], targets[:size]
+        f.device.keep_large_memory()
+        f.training.prepare(dtype, {layer.attention.head_dim for layer in config.layers})
+        self._settings = settings
+        self._parameters = initial_parameters(config, f.ops, dtype, seed=settings.seed)
+        max_len = max(settings.length, config.max_position_embeddings)
+        self.decoder = TrainableDecoder(self._parameters, f, max_len=max_len)
+        adamw = AdamW(
+            [each for each in self._parameters if not _is_matrix(each)], f.ops, f.training, AdamWSettings(beta2=0.98)
+        )
+        muon = Muon([each for each in self._parameters if _is_matrix(each)], f.ops, f.training, MuonSettings())
+        groups = OptimizerGroups([(muon, 1.0), (adamw, settings.adam_rate / settings.muon_rate)], f.ops)
+        self.trainer = Trainer(
+            self.decoder, groups, micro_batch_tokens=settings.micro_batch_tokens, max_gradient_norm=math.inf
+        )
+        self.run = TrainingRun(
+            settings.out,
+            self.trainer,
+            stream,
+            RunSettings(
+                num_steps=settings.num_steps,
+                batch_size=settings.num_rows,
+                learning_rate=settings.muon_rate,
+                schedule="hold",
+                warmup_share=min(NUM_WARMUP_STEPS / settings.num_steps, 0.1),
+                seed=settings.seed,
+                save_every=settings.save_every,
+                evaluate_every=settings.evaluate_every,
+            ),
+            validation=self._validation(),
+            identity={"adam_rate": settings.adam_rate, "dtype": dtype.name, "micro_batch": settings.micro_batch_tokens},
+        )
+
+    def shares(self, split: Split, count: int) -> dict[str, float]:
+        """Exact match by skill."""
+        return exact_match(self.decoder, self._tokenizer, split, count, self._settings.micro_batch_tokens)
+
+    def save(self) -> Path:
+        """-> the model's folder."""
+        folder = self._settings.out / MODEL
+        save_model(folder, self._settings.base, self._parameters, self.decoder.functions.ops, bfloat16)
+        shutil.copyfile(self._settings.out / TOKENIZER, folder / TOKENIZER)
+        return folder
+
+    def _validation(self) -> list[Example]:
+        """Rows of other conversations of the kinds that are trained."""
+        settings = self._settings
+        num_rows = max(1, settings.num_rows // 8)
+        return RowMaker(settings.out / TOKENIZER, num_rows, settings.length, settings.seed + VALIDATION_SEED)(0)
 
 
-def evaluate(model: nn.Module, tokenizer: Tokenizer, count: int) -> dict[str, float]:
-    """Share of held-out cases of each skill whose last answer is exactly right under greedy decoding."""
-    shares = {}
-    for skill in SKILLS:
-        encoded = []
-        for case in cases(skill, seed=1, count=count):
-            pieces = render(case)
-            last = max(i for i, (_, answer) in enumerate(pieces) if answer)
-            encoded.append(tokens_of(tokenizer, [(t, a and i == last) for i, (t, a) in enumerate(pieces[: last + 1])]))
-        width = max(len(ids) for ids, _ in encoded)
-        ids = torch.tensor([row + [END_OF_TEXT] * (width - len(row)) for row, _ in encoded], device="cuda")
-        counted = torch.tensor([row + [False] * (width - len(row)) for _, row in encoded], device="cuda")
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-            predicted = model(ids).argmax(-1)
-        wrong = (predicted[:, :-1] != ids[:, 1:]) & counted[:, 1:]
-        shares[skill] = float((~wrong.any(1)).float().mean())
-    return shares
+def _is_matrix(parameter: Parameter) -> bool:
+    """Whether Muon trains it: what is multiplied by, not what is looked up."""
+    return len(parameter.variable.shape) == 2 and "embed" not in parameter.name and "lm_head" not in parameter.name
 
 
-def learning_rate(step: int, steps: int) -> float:
-    """Share of the peak: 100 steps up, level, the last 60 % down to zero."""
-    return min(1.0, (step + 1) / 100, (steps - step) / (0.6 * steps))
+def seconds_per_step(settings: Settings, f: Functions) -> float:
+    """Measured with the stream's worker processes at work, on a model that is dropped."""
+    maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
+    with ExampleStream(maker, maker.digest, settings.num_workers) as stream:
+        trainer = Pretraining(settings, f, stream).trainer
+        start = 0.0
+        for step in range(NUM_TIMED_STEPS):
+            if step == NUM_TIMED_STEPS // 2:
+                start = time.perf_counter()
+            trainer.step(stream.batch(step), 1e-4)
+    return (time.perf_counter() - start) / (NUM_TIMED_STEPS - NUM_TIMED_STEPS // 2)
 
 
-def train(options: argparse.Namespace) -> None:
-    torch.manual_seed(options.seed)
-    torch.set_float32_matmul_precision("high")
-    options.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = write_tokenizer(options.out)
-    print(f"tokenizer of {tokenizer.get_vocab_size()} entries", flush=True)
-    model = Model(CONFIG).cuda()
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    muon = Muon(matrices, lr=options.muon_lr)
-    adam = torch.optim.AdamW(others, lr=options.adam_lr, betas=(0.9, 0.98), weight_decay=0.0)
-    peaks = [(muon, options.muon_lr), (adam, options.adam_lr)]
-    compiled = torch.compile(model)
-    loss_of = torch.compile(lambda logits, targets: F.cross_entropy(logits.float().flatten(0, 1), targets.flatten()))
-    rows = Rows(options.out / "tokenizer.json", options.length, options.rows, options.seed)
-    batches = iter(torch.utils.data.DataLoader(rows, batch_size=None, num_workers=options.workers, prefetch_factor=8))
+def train(settings: Settings, f: Functions, say: Callable[[str], None]) -> Pretraining:
+    """All steps, from the newest checkpoint on where there is one, and the model's folder.
+
+    Raises: TesseraError; OSError.
+    """
+    maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
+    with ExampleStream(maker, maker.digest, settings.num_workers) as stream:
+        training = Pretraining(settings, f, stream)
+        resumed = training.run.resume()
+        if resumed:
+            say(f"resuming after step {resumed} of {settings.num_steps}")
+        line_every = max(1, settings.num_steps // 50)
+        last_step, last_time = resumed, time.perf_counter()
+
+        def on_step(record: StepRecord) -> None:
+            nonlocal last_step, last_time
+            is_last = record.step == settings.num_steps
+            if record.step % line_every == 0 or is_last or record.validation_loss is not None:
+                passed, now = record.step - last_step, time.perf_counter()
+                rate = passed * settings.num_rows * settings.length / (now - last_time)
+                held_out = "" if record.validation_loss is None else f", held-out {record.validation_loss:.4f}"
+                say(
+                    f"step {record.step} of {settings.num_steps}: loss {record.loss:.4f}{held_out}, {rate:,.0f} tokens/s"
+                )
+                last_step, last_time = record.step, now
+            if settings.evaluate_every and record.step % settings.evaluate_every == 0 and not is_last:
+                for name, split in SPLITS.items():
+                    say(_described(name, training.shares(split, settings.num_cases)))
+                last_time = time.perf_counter()
+
+        training.run.run(on_step)
+    say(f"the model is in {training.save()}")
+    return training
+
+
+def _described(name: str, shares: dict[str, float]) -> str:
+    """A line of figures."""
+    mean = sum(shares.values()) / len(shares)
+    return f"{name}: mean {mean:.1%}; " + ", ".join(f"{skill} {share:.0%}" for skill, share in shares.items())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tessera.engine.builtin.training.train",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to train")
+    parser.add_argument("--base", type=Path, default=Settings.base, help="folder with config.json and chat template")
+    parser.add_argument("--steps", type=int, default=Settings.num_steps)
+    parser.add_argument("--minutes", type=float, help=f"as many steps as fit; {NUM_TIMED_STEPS} are timed first")
+    parser.add_argument("--rows", type=int, default=Settings.num_rows, help="rows a step")
+    parser.add_argument("--length", type=int, default=Settings.length, help="tokens a row")
+    parser.add_argument("--micro-batch-tokens", type=int, default=Settings.micro_batch_tokens, help="at a time")
+    parser.add_argument("--muon-rate", type=float, default=Settings.muon_rate, help="learning rate of matrices")
+    parser.add_argument("--adam-rate", type=float, default=Settings.adam_rate, help="of embeddings and norms")
+    parser.add_argument("--seed", type=int, default=Settings.seed)
+    parser.add_argument(
+        "--workers", type=int, default=max(1, (os.cpu_count() or 1) - 2), help="that make conversations"
+    )
+    parser.add_argument("--save-every", type=int, default=Settings.save_every, help="steps between checkpoints")
+    parser.add_argument("--evaluate-every", type=int, default=Settings.evaluate_every, help="steps; 0: at the end")
+    parser.add_argument("--cases", type=int, default=Settings.num_cases, help="held-out cases a skill, on the way")
+    options = parser.parse_args()
+    try:
+        return _run(options)
+    except (TesseraError, OSError) as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace) -> int:
     start = time.perf_counter()
-    for step in range(options.steps):
-        inputs, targets = (tensor.cuda(non_blocking=True) for tensor in next(batches))
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = loss_of(compiled(inputs), targets)
-        loss.backward()
-        for optimizer, peak in peaks:
-            for group in optimizer.param_groups:
-                group["lr"] = peak * learning_rate(step, options.steps)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        if step % 200 == 0 or step == options.steps - 1:
-            seconds = time.perf_counter() - start
-            rate = (step + 1) * options.rows * options.length / seconds
-            print(f"step {step} loss {loss.item():.4f} {seconds:.0f} s {rate / 1e6:.2f} M tokens/s", flush=True)
-        if options.evaluate_every and (step + 1) % options.evaluate_every == 0:
-            _print_shares(evaluate(model, tokenizer, 100))
-    model.to(torch.bfloat16)
-    save(model, options.out)
-    _print_shares(evaluate(model, tokenizer, 300))
 
+    def say(text: str) -> None:
+        print(f"{time.perf_counter() - start:6.0f} s  {text}", flush=True)
 
-def _print_shares(shares: dict[str, float]) -> None:
-    print("  ".join(f"{skill} {share:.1%}" for skill, share in shares.items()), flush=True)
-
-
-def save(model: nn.Module, folder: Path) -> None:
-    """Weights, config.json and generation_config.json, as a Hugging Face folder has them."""
-    weights = {f"model.{name}": p.detach().bfloat16().contiguous().cpu() for name, p in model.named_parameters()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2) + "\n")
-    generation = {"eos_token_id": [CONFIG["eos_token_id"]], "do_sample": False, "temperature": 0.0}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write")
-    parser.add_argument("--steps", type=int, default=9500)
-    parser.add_argument("--rows", type=int, default=64, help="rows a step")
-    parser.add_argument("--length", type=int, default=2048, help="tokens a row")
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=0.004)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--evaluate-every", type=int, default=1000, help="steps; 0 evaluates at the end only")
-    train(parser.parse_args())
+    device, reason = select_device(options.device)
+    say(f"on {device}: {reason}")
+    f = Functions.on(device)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not (options.out / TOKENIZER).exists():
+        write_tokenizer(options.out)
+        say("the tokenizer is trained")
+    settings = Settings(
+        out=options.out,
+        base=options.base,
+        num_steps=options.steps,
+        num_rows=options.rows,
+        length=options.length,
+        micro_batch_tokens=options.micro_batch_tokens,
+        muon_rate=options.muon_rate,
+        adam_rate=options.adam_rate,
+        seed=options.seed,
+        num_workers=options.workers,
+        save_every=options.save_every,
+        evaluate_every=options.evaluate_every,
+        num_cases=options.cases,
+    )
+    if options.minutes is not None:
+        seconds = seconds_per_step(settings, f)
+        num_steps = max(1, int(options.minutes * 60 / seconds))
+        say(f"a step takes {seconds * 1000:.1f} ms, so there are {num_steps}: to resume, --steps {num_steps}")
+        settings = Settings(**{**vars(settings), "num_steps": num_steps})
+    training = train(settings, f, say)
+    for name, split in SPLITS.items():
+        say(_described(name, training.shares(split, FINAL_COUNT)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
