@@ -356,7 +356,7 @@ def test_preempted_canaries_compute_their_own_tokens_to_the_same_bits(
     small = model == "small"
     folder = write_config(tmp_path, model)
     canaries = make_canaries(4, *((4, 20, 20, 200) if small else (64, 300, 150, 2048)))
-    settings = {"max_model_len": 1024, "max_num_seqs": 64, "block_size": 8, "enforce_eager": True}
+    settings: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 64, "block_size": 8, "enforce_eager": True}
     settings |= {"prefix_caching": prefix_caching, "dtype": dtype}
     core = make_core(folder, ops, **settings, num_kv_blocks=6000)
     expected = ask(core, canaries)
