@@ -93,9 +93,9 @@ class BlockTile:
 
 
 TILES: dict[int, tuple[BlockTile, ...]] = {
-    1: (BlockTile(1, 4, 3, 2), BlockTile(1, 4, 4), BlockTile(1, 2, 4, 2), BlockTile(1, 2, 2), BlockTile(1, 8, 3)),
-    8: (BlockTile(8, 4, 3, 2), BlockTile(8, 4, 3), BlockTile(8, 2, 4, 2), BlockTile(8, 2, 2), BlockTile(8, 8, 3)),
-    16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2), BlockTile(16, 8, 2)),
+    1: (BlockTile(1, 4, 3, 2), BlockTile(1, 4, 4), BlockTile(1, 2, 4, 2), BlockTile(1, 2, 2)),
+    8: (BlockTile(8, 4, 3, 2), BlockTile(8, 4, 3), BlockTile(8, 2, 4, 2), BlockTile(8, 2, 2)),
+    16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
 MIN_ROWS_SM90 = 33  # from here on sm_90a multiplies by wgmma
