@@ -5,6 +5,7 @@ Against a server whose delays are known every figure is then known to the last d
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import time
@@ -114,6 +115,20 @@ def test_completions_that_are_not_streamed_at_a_constant_rate(measure: Measure) 
     assert summary["median_e2el_ms"] == summary["p99_e2el_ms"] == pytest.approx(140, rel=1e-9)
     assert (summary["mean_ttft_ms"], summary["completed"], summary["total_output_tokens"]) == (0, 11, 33)
     assert summary["duration"] == pytest.approx(10 / 25 + 0.14, rel=1e-9)
+
+
+def test_no_request_begins_before_it_is_due(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Event loops may wake up a little early."""
+    sleep = asyncio.sleep
+
+    async def wake_up_early(delay: float) -> None:
+        await sleep(delay - 0.001 if delay > 0.01 else delay)
+
+    monkeypatch.setattr(asyncio, "sleep", wake_up_early)
+    server = StubServer(lambda _index, _body: Manner(ttft=0.1, tpot=0.02))
+    measure(server, 5, 3, Arrival(25, burstiness=float("inf")))
+    received = [exchange.received for exchange in server.exchanges]
+    assert received == pytest.approx([START + index / 25 for index in range(5)], rel=1e-12)
 
 
 def test_a_request_that_takes_too_long_is_given_up(measure: Measure) -> None:
