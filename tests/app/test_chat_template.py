@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tessera.app.text import render_process
 from tessera.app.text.chat_template import ChatTemplate, load_chat_template
 from tessera.app.text.tokenizer import Tokenizer, load_tokenizer
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError
@@ -174,3 +175,11 @@ def test_where_templates_are_looked_for(tmp_path: Path) -> None:
 def test_missing_override_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--chat-template .*nothing\.jinja cannot be read"):
         load_chat_template(tmp_path, str(tmp_path / "nothing.jinja"), {})
+
+
+def test_a_renderer_learns_where_modules_are_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "x")
+    monkeypatch.setenv("PYTHONPATH", "/packages")
+    assert render_process._environment() == {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONPATH": "/packages"}
+    monkeypatch.delenv("PYTHONPATH")
+    assert render_process._environment().keys() == {"PATH", "LANG"}
