@@ -44,12 +44,9 @@ class RenderProcesses:
         line = msgspec.json.encode(job) + b"\n"
         for _ in range(TRIES):
             try:
-                process = self._idle.get_nowait()
-            except queue.Empty:
-                try:
-                    process = _RenderProcess(self._setup)
-                except OSError:
-                    continue  # no memory, descriptors or processes at this moment
+                process = self._idle_process() or _RenderProcess(self._setup)
+            except OSError:
+                continue  # no memory, descriptors or processes at this moment
             answer = process.ask(line)
             if answer:
                 self._idle.put(process)
@@ -59,6 +56,16 @@ class RenderProcesses:
                 return Rendered(error="The chat template takes too long or too much memory to render these messages.")
             logger.warning("the process that renders chat templates ended with code %d", code)
         raise EngineUnavailableError("The chat template could not be rendered just now; please try again.")
+
+    def _idle_process(self) -> _RenderProcess | None:
+        """One that still runs; those that were ended meanwhile, maybe all at once, are no tries of a job."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                process = self._idle.get_nowait()
+                if process.runs():
+                    return process
+                logger.warning("an idle process that renders chat templates ended with code %d", process.exit_code())
+        return None
 
     def close(self) -> None:
         """End the processes that are idle; a busy one ends with its job's thread."""
@@ -95,6 +102,9 @@ class _RenderProcess:
             return self._process.stdout.readline()
         except BrokenPipeError:
             return b""
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
 
     def exit_code(self) -> int:
         """Of a process whose output has ended; negative for a signal."""

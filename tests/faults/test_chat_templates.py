@@ -17,6 +17,7 @@ import pytest
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.app.text.chat_template import RESERVED_KWARGS, ChatTemplate, check_kwargs
+from tessera.app.text.render_process import TRIES
 from tessera.engine.contract.errors import InvalidRequestError
 from tests.faults.app_fixtures import post
 from tests.support.http_fixtures import as_engines, settings_for, write_model_folder
@@ -169,12 +170,20 @@ def test_fault_chat_templates_render_in_bounded_time_off_the_event_loop(
     assert "takes too long" in response.json()["error"]["message"]
 
 
-def test_fault_chat_templates_a_renderer_killed_from_outside_costs_no_prompt() -> None:
+def test_fault_chat_templates_renderers_killed_from_outside_cost_no_prompt() -> None:
+    """However many are idle: as many as one prompt tries were found dead, one after another."""
+    before = renderers_of(os.getpid())
     template = ChatTemplate({"default": "{{ messages[0].content }}"}, {})
+    for _ in range(TRIES + 1):
+        template.start()
     assert template.render(USER) == "hi"
-    for pid in renderers_of(os.getpid()):
+    killed = renderers_of(os.getpid()) - before
+    assert len(killed) == TRIES + 1
+    for pid in killed:
         os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert template.render(USER) == "hi"
+    assert renderers_of(os.getpid()).isdisjoint(killed)
     template.close()
 
 
