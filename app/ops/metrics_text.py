@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from tessera.app.engines.engines import Engine, Engines
 from tessera.app.ops.metric_aliases import with_aliases
 from tessera.app.ops.metrics_page import EngineText
+from tessera.app.ops.server_process import ServerProcess
 
 _ENGINE_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)tessera:", re.MULTILINE)
 _SAMPLE = re.compile(rb"^([^\s{]+)(?:\{(.*)\})?( .*)$")
@@ -86,11 +88,14 @@ def _labelled(line: bytes, labels: Mapping[str, str]) -> bytes:
     return match[1] + b"{" + b",".join(part for part in parts if part) + b"}" + match[3]
 
 
-async def render_metrics(engines: Engines, counts: Sequence[Countable], prefix: str, texts: EngineTexts) -> bytes:
+async def render_metrics(
+    engines: Engines, counts: Sequence[Countable], prefix: str, texts: EngineTexts, process: ServerProcess
+) -> bytes:
     """The engines' metrics and the app's own, which remain while an engine is down."""
     text = with_aliases(await texts.latest(), prefix)
     text = _ENGINE_PREFIX.sub(rb"\g<1>" + prefix.encode() + b":", text)
-    return text + generate_latest(_Families(_own_metrics(engines, counts, prefix)))
+    process_metrics = await process.metrics()
+    return text + generate_latest(_Families(chain(_own_metrics(engines, counts, prefix), process_metrics)))
 
 
 def _own_metrics(engines: Engines, counts: Sequence[Countable], prefix: str) -> Iterator[Metric]:

@@ -22,6 +22,7 @@ from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.ops.health import METRICS_MEDIA_TYPE, health_response, readiness_response
 from tessera.app.ops.metrics_text import Countable, EngineTexts, render_metrics
+from tessera.app.ops.server_process import ServerProcess
 from tessera.app.server.http_server import BoundedServer, engines_of
 from tessera.app.settings import AppSettings
 from tessera.app.sockets.tls import make_context
@@ -62,8 +63,9 @@ async def metrics(http_request: Request) -> Response:
 class RecentPage:
     """The metrics of at most METRICS_AGE ago."""
 
-    def __init__(self, engines: Engines, counts: Sequence[Countable], prefix: str) -> None:
-        self._render = partial(render_metrics, engines, counts, prefix, EngineTexts(engines, METRICS_PATIENCE))
+    def __init__(self, engines: Engines, counts: Sequence[Countable], prefix: str, process: ServerProcess) -> None:
+        texts = EngineTexts(engines, METRICS_PATIENCE)
+        self._render = partial(render_metrics, engines, counts, prefix, texts, process)
         self._text = b""
         self._rendered_at = float("-inf")
         self._lock = asyncio.Lock()
@@ -134,7 +136,8 @@ class AdminServer:
         engines = engines_of(self._run_dir, self._settings)
         await engines.start()
         self._app.state.engines = engines
-        self._app.state.metrics_page = RecentPage(engines, self._counts, self._settings.metrics_prefix)
+        process = ServerProcess(self._settings.app_process)
+        self._app.state.metrics_page = RecentPage(engines, self._counts, self._settings.metrics_prefix, process)
         try:
             await self._server.serve(sockets=[self._listener])
         finally:

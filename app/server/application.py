@@ -209,7 +209,6 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         counts,
         KeyMetrics(ring, use),
         DerivedGauges(engines, [model.default_name for model in models]),
-        ServerProcess(settings.app_process),
         app.state.fine_tuning_runner,
     )
     app.state.hour_histories = [HourHistory(model.client) for model in models]
@@ -217,7 +216,14 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.openapi_lock = asyncio.Lock()
     texts = EngineTexts(engines, METRICS_PATIENCE)
     app.state.metrics_page = MetricsPage(
-        partial(render_metrics, engines, app.state.counts, settings.metrics_prefix, texts)
+        partial(
+            render_metrics,
+            engines,
+            app.state.counts,
+            settings.metrics_prefix,
+            texts,
+            ServerProcess(settings.app_process),
+        )
     )
     install_error_handlers(app)
     if not settings.is_static:

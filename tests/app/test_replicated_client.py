@@ -20,6 +20,7 @@ from tessera.app.engines.messages import EngineLaunch, engine_dir
 from tessera.app.engines.replicated_client import ReplicatedClient
 from tessera.app.engines.summed_stats import SummedStats
 from tessera.app.ops.metrics_text import EngineTexts, render_metrics
+from tessera.app.ops.server_process import ServerProcess
 from tessera.app.routing.block_keys import block_keys
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError
@@ -107,7 +108,7 @@ def test_requests_spread_stay_with_their_prefix_and_survive_an_engine() -> None:
                 chosen, stream = submit(client, 1000, 1600, SamplingParams(max_tokens=1))
                 assert chosen == 1
                 assert [output.finish_reason async for output in stream] == ["length"]
-            text = (await render_metrics(engines, (), "tessera", EngineTexts(engines, 1.0))).decode()
+            text = (await render_metrics(engines, (), "tessera", EngineTexts(engines, 1.0), ServerProcess(0))).decode()
             assert 'tessera:engine_up{engine="0"} 0.0' in text
             assert 'tessera:engine_up{engine="1"} 1.0' in text
             assert (await kept.__anext__()).token_ids, "what ran on the other engine goes on"

@@ -6,7 +6,12 @@ import asyncio
 import queue
 import threading
 
+import pytest
+from prometheus_client import ProcessCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
 from tessera.app.ops.metrics_page import BURST, INTERVAL, EngineText, MetricsPage
+from tessera.app.ops.server_process import ServerProcess
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.metrics_thread import MetricsThread
@@ -44,6 +49,25 @@ def test_fault_metrics_however_many_ask_a_text_is_rendered_once_a_second() -> No
         loop.run_until_complete(scenario())
     finally:
         loop.close()
+
+
+def test_fault_metrics_the_event_loop_runs_while_the_system_lists_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop_ran = threading.Event()
+
+    def slow_collect(_: ProcessCollector) -> list[Metric]:
+        assert loop_ran.wait(PATIENCE), "the event loop stood still"
+        return [GaugeMetricFamily("process_open_fds", "As many as there are.", 5000)]
+
+    async def scenario() -> None:
+        process = ServerProcess(0)
+        monkeypatch.setattr(ProcessCollector, "collect", slow_collect)
+        reading = asyncio.create_task(process.metrics())
+        asyncio.get_running_loop().call_later(0, loop_ran.set)
+        assert [family.samples[0].value for family in await reading] == [5000]
+
+    asyncio.run(scenario())
 
 
 def test_fault_metrics_an_engine_that_is_stopped_after_its_restart_is_not_waited_for() -> None:
