@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -139,6 +139,11 @@ class Pretraining:
         return RowMaker(settings.out / TOKENIZER, num_rows, settings.length, settings.seed + VALIDATION_SEED)(0)
 
 
+def _stream(settings: Settings) -> ExampleStream:
+    maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
+    return ExampleStream(maker, maker.digest, settings.num_workers)
+
+
 def _is_matrix(parameter: Parameter) -> bool:
     """Whether Muon trains it: what is multiplied by, not what is looked up."""
     return len(parameter.variable.shape) == 2 and "embed" not in parameter.name and "lm_head" not in parameter.name
@@ -146,8 +151,7 @@ def _is_matrix(parameter: Parameter) -> bool:
 
 def seconds_per_step(settings: Settings, f: Functions) -> float:
     """Measured with the stream's worker processes at work, on a model that is dropped."""
-    maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
-    with ExampleStream(maker, maker.digest, settings.num_workers) as stream:
+    with _stream(settings) as stream:
         trainer = Pretraining(settings, f, stream).trainer
         start = 0.0
         for step in range(NUM_TIMED_STEPS):
@@ -162,8 +166,7 @@ def train(settings: Settings, f: Functions, say: Callable[[str], None]) -> Pretr
 
     Raises: TesseraError; OSError.
     """
-    maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
-    with ExampleStream(maker, maker.digest, settings.num_workers) as stream:
+    with _stream(settings) as stream:
         training = Pretraining(settings, f, stream)
         resumed = training.run.resume()
         if resumed:
@@ -261,7 +264,7 @@ def _run(options: argparse.Namespace) -> int:
         seconds = seconds_per_step(settings, f)
         num_steps = max(1, int(options.minutes * 60 / seconds))
         say(f"a step takes {seconds * 1000:.1f} ms, so there are {num_steps}: to resume, --steps {num_steps}")
-        settings = Settings(**{**vars(settings), "num_steps": num_steps})
+        settings = replace(settings, num_steps=num_steps)
     training = train(settings, f, say)
     for name, split in SPLITS.items():
         say(_described(name, training.shares(split, FINAL_COUNT)))
