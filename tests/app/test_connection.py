@@ -1,4 +1,4 @@
-"""What a connection writes, and in how many pieces."""
+"""The bytes of an answer and the number of writes that carry them."""
 
 from __future__ import annotations
 

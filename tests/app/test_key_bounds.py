@@ -345,7 +345,7 @@ def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.Monk
 
 def test_without_a_bound_memory_is_not_watched() -> None:
     def available() -> int | None:
-        raise AssertionError("nobody asked")
+        raise AssertionError("memory was read")
 
     watermark = MemoryWatermark(0, available)
     watermark.start()

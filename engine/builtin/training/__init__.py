@@ -1,4 +1,4 @@
-"""How the built-in model is made: corpus generators, tokenizer and the training from random weights.
+"""The corpus generators and tokenizer of the built-in model, and its training from random weights.
 
 Nothing here is imported when serving.
 """

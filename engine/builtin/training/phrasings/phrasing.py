@@ -33,7 +33,7 @@ def phrasings(trained: str, held_out: str) -> Phrasings:
 
 
 def core(phrasing: str) -> str:
-    """What makes a phrasing differ from others: its words in lower case, without courtesies."""
+    """The words of a phrasing in lower case, without courtesies; equal for two that count as one."""
     words = " ".join(re.findall(r"\{\w+\}|\w+|[-+*=]", phrasing.lower()))
     return " ".join(COURTESIES.sub("", words).split()) or words
 
