@@ -17,7 +17,8 @@ from tessera.engine.contract.messages import (
     TokenIds,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import RequestStream, Vectors
+from tessera.engine.ipc.client import Vectors
+from tessera.engine.ipc.request_stream import RequestStream
 
 
 class ModelClient(Protocol):

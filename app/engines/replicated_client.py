@@ -29,7 +29,8 @@ from tessera.engine.contract.messages import (
     TokenIds,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import HISTORY_LENGTH, EngineClient, RequestStream, Vectors
+from tessera.engine.ipc.client import HISTORY_LENGTH, EngineClient, Vectors
+from tessera.engine.ipc.request_stream import RequestStream
 
 MAX_KEYS = 2**18  # of all engines; some 250 bytes each
 HISTORY_INTERVAL = 0.4  # seconds; the engines' heartbeats come every half second, one after the other

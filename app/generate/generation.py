@@ -19,7 +19,7 @@ from tessera.app.tools.parts import Content, Part
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.contract.messages import RequestOutput, TokenLogprobs
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import RequestStream
+from tessera.engine.ipc.request_stream import RequestStream
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 

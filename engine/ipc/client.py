@@ -10,25 +10,19 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
 import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 import zmq
 
 from tessera.engine.contract.errors import (
-    ContextLengthError,
     EngineError,
     EngineUnavailableError,
-    InvalidRequestError,
-    QueueFullError,
-    RequestError,
 )
 from tessera.engine.contract.logs import request_context
 from tessera.engine.contract.messages import (
@@ -54,7 +48,6 @@ from tessera.engine.contract.messages import (
     Metrics,
     PrefixChanges,
     Ready,
-    RequestOutput,
     ResetPrefixCache,
     SchedulerStats,
     Sibling,
@@ -66,6 +59,7 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
+from tessera.engine.ipc.request_stream import Inbox, RequestStream, error_of
 from tessera.engine.ipc.sockets import has_message
 
 logger = logging.getLogger("tessera.client")
@@ -81,138 +75,6 @@ METRICS_TIMEOUT = 5.0
 HISTORY_LENGTH = 241  # heartbeats of two minutes
 RECONNECT_DELAY = 0.5  # seconds
 RECEIVE_SECONDS = 0.005  # for messages, before other tasks of the event loop have their turn
-
-
-class RequestStream:
-    """The outputs of one request: an async iterator that ends after the one with a finish_reason.
-
-    Outputs that arrive while the consumer is busy come as one. Raises the RequestError that ended the
-    request, if one did. When the consumer is cancelled while waiting, calls `abort`, or drops the
-    stream before its end, the engine is told to stop the request.
-    """
-
-    def __init__(self, client: EngineClient, request_id: str, inbox: _Inbox) -> None:
-        self.request_id = request_id
-        self._client = client
-        self._inbox = inbox
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        inbox = self._inbox
-        while True:
-            if inbox.output is not None:
-                output, inbox.output = inbox.output, None
-                return output
-            if inbox.error is not None:
-                error, inbox.error = inbox.error, None
-                raise error
-            if inbox.ended:
-                raise StopAsyncIteration
-            try:
-                await inbox.wait()
-            except asyncio.CancelledError:
-                await self.abort()
-                raise
-
-    async def wait_accepted(self, seconds: float = math.inf) -> None:
-        """Wait until the engine has queued the request or has sent its first output, for at most `seconds`.
-
-        Raises:
-            RequestError: the engine refused it.
-        """
-        inbox = self._inbox
-        if not inbox.accepted and inbox.output is None and not inbox.ended:
-            await inbox.wait_accepted(seconds)
-        if inbox.error is not None:
-            error, inbox.error = inbox.error, None
-            raise error
-
-    async def abort(self) -> None:
-        """Stop the request if it still runs; iteration ends. Calling it again does nothing."""
-        self._inbox.output = None
-        if not self._inbox.ended:
-            self._inbox.end()
-            self._client._abandon(self.request_id)
-
-    aclose = abort
-
-    async def __aenter__(self) -> RequestStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.abort()
-
-    def __del__(self) -> None:
-        if not self._inbox.ended:
-            self._inbox.ended = True
-            self._client._abandon_from_anywhere(self.request_id)
-
-
-class _Inbox:
-    """A request's outputs until their consumer takes them, merged into one."""
-
-    __slots__ = ("accepted", "ended", "error", "output", "waiter")
-
-    def __init__(self) -> None:
-        self.output: RequestOutput | None = None
-        self.error: RequestError | None = None
-        self.accepted = False
-        self.ended = False
-        self.waiter: asyncio.Future[None] | None = None
-
-    async def wait(self) -> None:
-        waiter = self.waiter = asyncio.get_running_loop().create_future()
-        try:
-            await waiter
-        finally:
-            if self.waiter is waiter:  # else another task waits now, since this one was cancelled
-                self.waiter = None
-
-    async def wait_accepted(self, seconds: float) -> None:
-        """The request counts as accepted after `seconds`."""
-        # A timer costs each request less than a task for the wait.
-        timer = asyncio.get_running_loop().call_later(seconds, self.accept) if seconds < math.inf else None
-        try:
-            while not self.accepted and self.output is None and not self.ended:
-                await self.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    def deliver(self, output: RequestOutput) -> None:
-        if self.ended:
-            return
-        if output.finish_reason == "error":
-            self.fail(error_of(output))
-            return
-        if self.output is None:
-            self.output = output
-        else:
-            _merge(self.output, output)
-        if output.finish_reason is not None:
-            self.ended = True
-        self._wake()
-
-    def accept(self) -> None:
-        self.accepted = True
-        self._wake()
-
-    def fail(self, error: RequestError) -> None:
-        if not self.ended:
-            self.error = error
-            self.end()
-
-    def end(self) -> None:
-        self.ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
 
 
 class Watcher(Protocol):
@@ -246,7 +108,7 @@ class EngineClient:
         self._epoch: str | None = None
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
-        self._inboxes: dict[str, _Inbox] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._abandoned: list[str] = []  # of which the engine is to hear
         self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
         self._adapter_waiters: dict[int, asyncio.Future[None]] = {}
@@ -359,7 +221,7 @@ class EngineClient:
         )
         streams = []
         for request_id in request_ids:
-            inbox = self._inboxes[request_id] = _Inbox()
+            inbox = self._inboxes[request_id] = Inbox()
             streams.append(RequestStream(self, request_id, inbox))
         self._most_sequences[0] = max(self._most_sequences[0], len(self._inboxes))
         self._send(request)
@@ -608,7 +470,8 @@ class EngineClient:
             if not waiter.done():
                 waiter.set_exception(EngineUnavailableError(reason))
 
-    def _abandon(self, request_id: str) -> None:
+    def abandon(self, request_id: str) -> None:
+        """The engine is told to stop the request, in the event loop's next turn."""
         if self._inboxes.pop(request_id, None) is not None:
             if not self._abandoned:  # those of a request with many sequences go as one message
                 self._loop.call_soon(self._send_aborts)
@@ -618,38 +481,7 @@ class EngineClient:
         request_ids, self._abandoned = self._abandoned, []
         self._send(AbortRequests(request_ids))
 
-    def _abandon_from_anywhere(self, request_id: str) -> None:
+    def abandon_from_anywhere(self, request_id: str) -> None:
+        """The same from any thread, also when the event loop is closed."""
         with contextlib.suppress(RuntimeError):  # the event loop is closed, and with it this client
-            self._loop.call_soon_threadsafe(self._abandon, request_id)
-
-
-def error_of(output: RequestOutput) -> RequestError:
-    """The exception that an output with finish_reason "error" carries."""
-    message = output.error or "the engine failed this request"
-    error: RequestError
-    if output.error_status == QueueFullError.status:
-        error = QueueFullError(message, retry_after=output.retry_after or 1)
-    elif output.error_status == EngineUnavailableError.status:
-        error = EngineUnavailableError(message)
-    elif output.error_code == ContextLengthError.code:
-        error = ContextLengthError(message, param=output.error_param)
-    elif output.error_status < 500:
-        error = InvalidRequestError(message, param=output.error_param)
-    else:
-        error = EngineError(message, param=output.error_param)
-    error.status = output.error_status
-    error.code = output.error_code
-    error.type = output.error_type or error.type
-    return error
-
-
-def _merge(earlier: RequestOutput, later: RequestOutput) -> None:
-    """Append `later` to `earlier`, which alone may be a request's first output and have what only that has."""
-    earlier.token_ids += later.token_ids
-    if earlier.logprobs is not None and later.logprobs is not None:
-        earlier.logprobs += later.logprobs
-    earlier.finish_reason = later.finish_reason
-    earlier.stop_token_id = later.stop_token_id
-    earlier.decode_time = later.decode_time
-    earlier.num_accepted_draft_tokens = later.num_accepted_draft_tokens
-    earlier.num_rejected_draft_tokens = later.num_rejected_draft_tokens
+            self._loop.call_soon_threadsafe(self.abandon, request_id)

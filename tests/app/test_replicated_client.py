@@ -26,7 +26,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineError, EngineUnavailableError, InvalidRequestError
 from tessera.engine.contract.messages import EngineTotals, Heartbeat, PrefixChanges, SchedulerStats
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import EngineClient, RequestStream
+from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.request_stream import RequestStream
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.token_ids import token_ids

@@ -26,7 +26,7 @@ from tessera.engine.contract.speculation.settings import Speculation, Speculatio
 from tessera.engine.core.core import EngineCore
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import Words
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.speculation.drafting import Drafting
 from tessera.engine.speculation.speculator import Speculator
 from tests.bench.speculation import decode

@@ -40,7 +40,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AccountRef, AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tests.support.paths import ROOT
 
 MODULE = "tests.bench.fairness"

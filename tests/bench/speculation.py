@@ -31,7 +31,7 @@ from tessera.engine.contract.messages import AddRequest, TokenIds
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
 from tessera.engine.contract.speculation.settings import MODEL_METHODS, SpeculationMethod
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.speculation.drafting import Drafting
 from tessera.engine.speculation.speculator import Speculator
 from tessera.engine.speculation.verification import VerifiedDraft

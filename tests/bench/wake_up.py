@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.heap import resident_bytes
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tests.bench.models import CONFIGS, write_model
 
 CYCLES = 20

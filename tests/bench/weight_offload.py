@@ -23,7 +23,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import DTYPES, load_config
 from tessera.engine.models.weights.build import layer_bytes
 from tests.bench.models import LLAMA_8B, LLAMA_70B, write_model

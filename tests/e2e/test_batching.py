@@ -18,7 +18,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest, RequestOutput
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.tensor import CPU
 from tests.support.fake_runner import check_blocks
 from tests.support.server_fixture import Answer, Server, async_client, running_server, stream_answer

@@ -13,7 +13,8 @@ import pytest
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.ipc.process import LoadedEngine, load_engine
+from tessera.engine.ipc.load import load_engine
+from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.weights.loader import load_weights

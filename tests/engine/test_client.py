@@ -35,8 +35,9 @@ from tessera.engine.contract.messages import (
     refused,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import EngineClient, RequestStream, _Inbox, _merge, error_of
+from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
+from tessera.engine.ipc.request_stream import Inbox, RequestStream, _merge, error_of
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
 from tests.support import stub_engine
 from tests.support.token_ids import token_ids
@@ -523,7 +524,7 @@ def test_fault_liveness_a_wait_that_begins_as_another_is_cancelled_is_woken() ->
     """As where the head of a stream was waited for in vain, and its first token is waited for next."""
 
     async def scenario() -> None:
-        inbox = _Inbox()
+        inbox = Inbox()
         for_the_head = asyncio.ensure_future(inbox.wait())
         await asyncio.sleep(0)
         for_the_head.cancel()

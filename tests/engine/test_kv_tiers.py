@@ -18,7 +18,8 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import LoadedEngine, load_engine
+from tessera.engine.ipc.load import load_engine
+from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 

@@ -38,7 +38,8 @@ from tessera.engine.contract.messages import (
 )
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc import process as process_module
-from tessera.engine.ipc.process import RECEIVE_SECONDS, EngineProcess, LoadedEngine
+from tessera.engine.ipc.loaded_engine import LoadedEngine
+from tessera.engine.ipc.process import RECEIVE_SECONDS, EngineProcess
 from tests.support import stub_engine
 from tests.support.fake_client import INFO
 from tests.support.paths import ROOT

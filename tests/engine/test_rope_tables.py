@@ -16,7 +16,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddEmbedding, AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import LoadedEngine, load_engine
+from tessera.engine.ipc.load import load_engine
+from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.models.config import parse_config
 from tessera.engine.models.rope import RopeConfig, cos_sin_table
 from tessera.engine.models.rope_tables import make_tables

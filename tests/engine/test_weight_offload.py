@@ -18,7 +18,7 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.messages import AddRequest, EngineInfo
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import load_config
 from tessera.engine.models.offload import host_layers as host_layers_module
 from tessera.engine.models.offload.choice import layers_beyond, layers_within, spread

@@ -32,7 +32,8 @@ from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.messages import AbortRequests, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from tessera.engine.core.scheduler import MAX_MATCHED_BLOCKS
-from tessera.engine.ipc.client import RECEIVE_SECONDS, EngineClient, _Inbox
+from tessera.engine.ipc.client import RECEIVE_SECONDS, EngineClient
+from tessera.engine.ipc.request_stream import Inbox
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.fake_runner import Harness
 from tests.support.http_fixtures import call
@@ -268,9 +269,9 @@ def test_fault_stalls_a_request_of_many_sequences_is_aborted_by_one_message(tmp_
         messages: list[Any] = []
         client._send = messages.append  # type: ignore[assignment, method-assign]
         names = [f"r{number}" for number in range(3)]
-        client._inboxes.update({name: _Inbox() for name in names})
+        client._inboxes.update({name: Inbox() for name in names})
         for name in [*names, "unknown"]:
-            client._abandon(name)
+            client.abandon(name)
         await asyncio.sleep(0)
         await client.close()
         return messages

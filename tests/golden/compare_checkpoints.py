@@ -27,7 +27,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.rope import device_tables

@@ -14,7 +14,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tests.support.fake_runner import check_blocks
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 

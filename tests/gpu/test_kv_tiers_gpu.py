@@ -18,7 +18,7 @@ from tessera.engine.cuda.copies import block_copies
 from tessera.engine.cuda.copies.block_copies import CudaBlockCopies
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.tensor import Tensor, float16
 from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 

@@ -17,7 +17,8 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
-from tessera.engine.ipc.process import LoadedEngine, load_engine
+from tessera.engine.ipc.load import load_engine
+from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tests.bench.models import LLAMA_8B, write_model
 
 pytestmark = pytest.mark.gpu

@@ -17,7 +17,7 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.cuda.copies.layer_copies import CudaLayerCopies
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.offload.layer_stream import LayerStream
 from tessera.engine.tensor import empty, uint8
 from tests.bench.models import LLAMA_8B, write_model

@@ -146,7 +146,7 @@ POLL = KVTiers.poll
         (BlockManager, "release", loses_blocks),
         (Scheduler, "_preempt", forgets_preempted),
         (EngineClient, "_fail_all", loses_ends),
-        (EngineClient, "_abandon", keeps_inboxes),
+        (EngineClient, "abandon", keeps_inboxes),
         (EngineSupervisor, "_describe_end", never_restarts),
         (Generation, "abort", leaves_choices),
         (EngineCore, "schedule", stands_still),

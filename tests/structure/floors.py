@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("app.limits",),
     ("app.keys", "app.units"),
     ("engine.ipc.process",),
+    ("engine.ipc.load",),
     ("engine.ipc",),
     ("engine.builtin.training",),
     ("engine.builtin.training.phrasings",),
@@ -96,7 +97,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 # The app knows the engine by its client and its contract alone, wherever their floors are; and the files of tokenizers,
 # which may be those of weights.
-APP_SEES = ("engine.ipc.client", "engine.contract", "engine.gguf", "engine.tokens", "loadtest", "tessera")
+APP_SEES = (
+    "engine.ipc.client",
+    "engine.ipc.request_stream",
+    "engine.contract",
+    "engine.gguf",
+    "engine.tokens",
+    "loadtest",
+    "tessera",
+)
 EXCEPTIONS = {
     "app.server.serve": ("engine.ipc.supervisor",),
     "app.engines.pool": ("engine.ipc.supervisor",),

@@ -25,7 +25,8 @@ from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.ipc.client import EngineClient
-from tessera.engine.ipc.process import load_engine, serve
+from tessera.engine.ipc.load import load_engine
+from tessera.engine.ipc.process import serve
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
 from tests.support.paths import ROOT
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, ContextLengthError, OutOfMemoryError, QueueFullError
 from tessera.engine.contract.messages import AddRequest, EngineInfo, RequestOutput, SchedulerStats
-from tessera.engine.ipc.process import LoadedEngine, Progress, serve
+from tessera.engine.ipc.loaded_engine import LoadedEngine, Progress
+from tessera.engine.ipc.process import serve
 
 HANGS, FAILS, IS_ONE_TOO_MANY, IS_TOO_LONG, FAILS_ALONE, BREAKS_ADD, WAITS = range(9001, 9008)
 STEP_SECONDS = 0.001

@@ -10,7 +10,8 @@ import pytest
 from tessera.engine.contract.config import EngineConfig, LoadFormat, QuantizationName
 from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.formats import DenseFormat, Fp8Format, GroupFormat
-from tessera.engine.ipc.process import LoadedEngine, load_engine
+from tessera.engine.ipc.load import load_engine
+from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.models.config import load_config
 from tessera.engine.models.quantised.rounded import RoundingName
 from tessera.engine.models.weights import quantised_source

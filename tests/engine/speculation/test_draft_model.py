@@ -17,7 +17,7 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.drafters.make import make_drafter
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner

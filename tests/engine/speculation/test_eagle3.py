@@ -16,7 +16,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.drafters.eagle3 import Eagle3
 from tessera.engine.drafters.make import make_drafter
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.ops.make import make_ops

@@ -14,7 +14,7 @@ from tessera.engine.contract.errors import ConfigError, ModelError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.drafters.predictor import Predictor
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import Tensor

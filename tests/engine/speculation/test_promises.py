@@ -12,7 +12,7 @@ from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.process import load_engine
+from tessera.engine.ipc.load import load_engine
 from tests.support.drafted_models import random_model, tell_texts
 from tests.support.speculation import (
     CLIENT,
