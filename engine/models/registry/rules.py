@@ -82,11 +82,23 @@ def exaone4_rope_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def patterned_windows(config: Fields, rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """All layers but every sliding_window_pattern-th, unless layer_types says which."""
+    """As sliding_window_pattern says, unless layer_types says which."""
     if not config.has("sliding_window"):
         return (None,) * len(rope_layers)
-    pattern = config.integer("sliding_window_pattern", 1, 2**31)
-    return _by_layer_types(config, tuple((layer + 1) % pattern != 0 for layer in range(len(rope_layers))))
+    return _by_layer_types(config, _patterned(config, len(rope_layers)))
+
+
+def _patterned(config: Fields, num_layers: int) -> tuple[bool, ...]:
+    """All layers but every n-th; or EXAONE's letters, repeated, of which L stands for a layer with a window and G for
+    one without."""
+    key = "sliding_window_pattern"
+    pattern = config.raw(key)
+    if isinstance(pattern, str):
+        if not pattern or not set(pattern) <= {"L", "G"}:
+            config.refuse(key, "an integer, or letters L and G")
+        return tuple(pattern[layer % len(pattern)] == "L" for layer in range(num_layers))
+    every = config.integer(key, 1, 2**31)
+    return tuple((layer + 1) % every != 0 for layer in range(num_layers))
 
 
 def listed_rope_layers(config: Fields, num_layers: int) -> tuple[bool, ...]:

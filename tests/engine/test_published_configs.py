@@ -1,0 +1,45 @@
+"""Configurations as they are published, with the keys that they have and lack; sizes that decide nothing are small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.models.config import parse_config
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+# huggingface.co/LGAI-EXAONE/EXAONE-4.0-32B, config.json: 64 layers, of which every fourth has no window.
+EXAONE4_32B: dict[str, Any] = {
+    **SIZES,
+    "architectures": ["Exaone4ForCausalLM"],
+    "model_type": "exaone4",
+    "num_hidden_layers": 8,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+    "max_position_embeddings": 131072,
+    "rope_theta": 1000000,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "vocab_size": 256,
+}
+
+
+def windows(config: dict[str, Any]) -> list[int | None]:
+    return [layer.attention.sliding_window for layer in parse_config(config, {}).layers]
+
+
+def test_exaone4_writes_its_pattern_of_windows_in_letters() -> None:
+    assert windows(EXAONE4_32B) == [4096, 4096, 4096, None] * 2
+    # transformers, configuration_exaone4.py: the letters say it where no list does.
+    assert windows({**EXAONE4_32B, "layer_types": None}) == [4096, 4096, 4096, None] * 2
+    # huggingface.co/LGAI-EXAONE/EXAONE-4.0-1.2B: no layer has a window.
+    small = {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 8}
+    assert windows({**EXAONE4_32B, **small}) == [None] * 8
+
+
+@pytest.mark.parametrize("pattern", ["", "LXG", 0])
+def test_another_pattern_of_windows_is_refused(pattern: str | int) -> None:
+    with pytest.raises(ModelError, match="sliding_window_pattern"):
+        windows({**EXAONE4_32B, "layer_types": None, "sliding_window_pattern": pattern})
