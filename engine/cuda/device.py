@@ -81,6 +81,7 @@ class CudaDevice(Device):
         self._pool = MemoryPool(self.activate, self.passing)
         self.virtual_memory: VirtualMemory | None = None
         self._captured: list[object] | None = None
+        self._overlaps = False  # kernels that are recorded
         self._compiler = Compiler(self.arch, CubinCache(cache_dir or default_cache_dir()))
         self._kernels: dict[Instantiation, Kernel] = {}
         self._modules: list[Any] = []
@@ -206,16 +207,18 @@ class CudaDevice(Device):
         return self._captured is not None
 
     @contextmanager
-    def capture(self) -> Iterator[Callable[[], Graph]]:
+    def capture(self, *, overlaps: bool = True) -> Iterator[Callable[[], Graph]]:
         """Record what is submitted inside the `with` instead of running it.
 
         Yields a function that, called after the `with`, returns the recorded `Graph`. Kernels used
-        inside must be compiled beforehand, and nothing inside may wait for the device.
+        inside must be compiled beforehand, and nothing inside may wait for the device. Kernels whose
+        description says `overlaps` read their weights before those in front of them have ended:
+        False where products take for a weight what is computed inside.
         """
         self.activate()
         graphs: list[Graph] = []
         check(driver.cuStreamBeginCapture, self.stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        self._captured = []
+        self._captured, self._overlaps = [], overlaps
         try:
             yield lambda: graphs[0]
         except BaseException:
@@ -306,9 +309,9 @@ class CudaDevice(Device):
         """
         kernel = self._kernels.get((spec, template)) or self._kernel(spec, template)
         self.activate()
-        overlaps = self._captured is not None and spec.overlaps and self.compute_capability >= (9, 0)
+        overlaps = self._captured is not None and self._overlaps and self.compute_capability >= (9, 0)
         with self._lock:
-            overlaps = overlaps and not self._weights_written
+            overlaps = overlaps and spec.overlaps and not self._weights_written
             self._weights_written = spec.writes_weights
             kernel.set_params(params)
             if overlaps or config.cluster > 1:

@@ -12,15 +12,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.cuda.memory import Transfers
-from tessera.engine.tensor import CpuDevice
+from tessera.engine.tensor import CpuDevice, Tensor
 from tests.emulation.source import MAIN, Edit, cpu_sources, main_source
+from tests.emulation.tensor_maps import memory_of
 
 COMPILER = "g++"
 HERE = Path(__file__).parent
@@ -33,6 +35,7 @@ OPTIONS = (
 )
 WATCHED = ("-DEMULATED_RACES",)
 WATCHED_KERNEL = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
+WEIGHTS = ("weight", "weight_map", "weight_scales", "codes", "headers", "norm", "bias")  # parameters
 PLACE = re.compile(r"\{((?:0x[0-9a-f]+ ?)*)\}")  # in a message: a call, and those that led there
 
 
@@ -65,7 +68,8 @@ class EmulatedDevice(CpuDevice):
         self.arch = arch
         self.multiprocessors = multiprocessors
         self.max_shared_bytes = 227 << 10
-        self._captured: list[tuple[Any, ...]] | None = None
+        self._captured: list[EmulatedLaunch] | None = None
+        self._overlaps = False
         self.transfers = Transfers()
         self._folder = folder
         self._edit = edit
@@ -82,9 +86,9 @@ class EmulatedDevice(CpuDevice):
         """Nothing: a kernel is compiled when it is first launched."""
 
     @contextmanager
-    def capture(self) -> Iterator[Callable[[], EmulatedGraph]]:
-        launches: list[tuple[Any, ...]] = []
-        self._captured = launches
+    def capture(self, *, overlaps: bool = True) -> Iterator[Callable[[], EmulatedGraph]]:
+        launches: list[EmulatedLaunch] = []
+        self._captured, self._overlaps = launches, overlaps
         try:
             yield lambda: EmulatedGraph(self, launches)
         finally:
@@ -99,7 +103,9 @@ class EmulatedDevice(CpuDevice):
 
     def launch(self, spec: KernelSpec[P], template: tuple[str, ...], config: LaunchConfig, params: P) -> None:
         if self._captured is not None:
-            self._captured.append((spec, template, config, params))
+            weights_written = bool(self._captured) and self._captured[-1].spec.writes_weights
+            overlaps = self._overlaps and spec.overlaps and self.compute_capability >= (9, 0) and not weights_written
+            self._captured.append(EmulatedLaunch(spec, template, config, params, overlaps))
             return
         if (spec, template) not in self._kernels:
             loaded = library(self._folder, spec, template, self._edit, arch=self.arch, races=self._races)
@@ -116,16 +122,43 @@ class EmulatedDevice(CpuDevice):
             raise EmulationError(f"{spec.instantiation(template)}, {config}: {message}")
 
 
+class EmulatedLaunch(NamedTuple):
+    """Attributes: overlaps: on a GPU it may start before those in front of it have ended."""
+
+    spec: KernelSpec[Any]
+    template: tuple[str, ...]
+    config: LaunchConfig
+    params: Any
+    overlaps: bool
+
+    def weights(self) -> list[bytes]:
+        """What is in the memory that it may read as soon as it starts."""
+        found = []
+        for name, value in zip(self.params._fields, self.params, strict=True):
+            if name in WEIGHTS and isinstance(value, Tensor | bytes):
+                place = (value.pointer, value.nbytes) if isinstance(value, Tensor) else memory_of(value)
+                found.append(hashlib.sha256(ctypes.string_at(*place)).digest())
+        return found
+
+
 @dataclass(frozen=True)
 class EmulatedGraph:
     """What was launched while it was captured, parameters as they were."""
 
     device: EmulatedDevice
-    launches: list[tuple[Any, ...]]
+    launches: list[EmulatedLaunch]
 
     def launch(self) -> None:
-        for launch in self.launches:
-            self.device.launch(*launch)
+        """One after the other. Raises: EmulationError where a kernel may read weights before they are written."""
+        early: list[list[bytes]] = []  # weights of kernels that may start beside the last that does not, as that starts
+        for place, launch in enumerate(self.launches):
+            if not (early and launch.overlaps):
+                beside = takewhile(lambda each: each.overlaps, self.launches[place + 1 :])
+                early = [each.weights() for each in beside]
+            elif launch.weights() != early.pop(0):
+                kernel = launch.spec.instantiation(launch.template)
+                raise EmulationError(f"{kernel} takes for a weight what a kernel writes that it does not wait for")
+            self.device.launch(*launch[:4])
 
 
 def kernel_folder(config: pytest.Config) -> Path:

@@ -75,6 +75,13 @@ def encode_tiled(
     return driver.CUresult.CUDA_SUCCESS, SimpleNamespace(getPtr=lambda: ctypes.addressof(buffer), buffer=buffer)
 
 
+def memory_of(encoded: bytes) -> tuple[int, int]:
+    """Where the matrix of a map lies, and its bytes."""
+    address, *numbers = FORMAT.unpack(encoded)
+    strides, sizes, rank = numbers[:4], numbers[5:10], numbers[15]
+    return address, strides[rank - 2] * sizes[rank - 1]
+
+
 @contextmanager
 def emulated_tensor_maps() -> Iterator[None]:
     """Maps that the production code makes inside are of this format."""

@@ -344,6 +344,22 @@ def test_a_race_is_found(fault: str, folder: Path, monkeypatch: pytest.MonkeyPat
         run(broken(old, new, folder))
 
 
+def test_a_weight_that_is_computed_just_before_is_noticed(sm90_ops: CudaOps) -> None:
+    """A recorded product copies its weight at once; with `overlaps=False` it waits."""
+    x = from_numpy(random_array(1, (32, 64), bfloat16), sm90_ops.device)
+    gram, squared = (from_numpy(np.zeros((32, 32), bfloat16), sm90_ops.device) for _ in range(2))
+    graphs = []
+    for overlaps in (True, False):
+        with emulated(sm90_ops).capture(overlaps=overlaps) as finish:
+            sm90_ops.matmul(x, x, out=gram)
+            sm90_ops.matmul(gram, gram, out=squared)
+        graphs.append(finish())
+    with pytest.raises(EmulationError, match="takes for a weight what a kernel writes"):
+        graphs[0].launch()
+    graphs[1].launch()
+    assert_close(squared.numpy(), CpuOps().matmul(*[from_numpy(gram.numpy(), CPU)] * 2).numpy(), bfloat16)
+
+
 ARRIVE = "if (CLUSTERED && num_blocks > 1) Blocks::arrive();"
 
 

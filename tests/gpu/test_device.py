@@ -243,6 +243,30 @@ class TestGraphs:
         np.testing.assert_array_equal(y.numpy(), numbers((1000,)) * 4)
         assert all(np.isnan(other.numpy()).all() for other in others)
 
+    @pytest.mark.parametrize(("m", "k"), [(32, 64), (64, 64), (96, 64), (320, 320)])
+    def test_products_by_what_is_computed_inside(
+        self, m: int, k: int, cuda_device: CudaDevice, cuda_ops: CudaOps
+    ) -> None:
+        """Which would be read before it is written, did kernels overlap."""
+        x = zeros((m, k), bfloat16, cuda_device)
+        gram, squared = (zeros((m, m), bfloat16, cuda_device) for _ in range(2))
+
+        def run() -> None:
+            cuda_ops.matmul(x, x, out=gram)
+            cuda_ops.matmul(gram, gram, out=squared)
+
+        run()
+        with cuda_device.capture(overlaps=False) as finish:
+            run()
+        graph = finish()
+        for seed in range(20 if cuda_device.asynchronous else 2):
+            x.upload(((numbers((m, k), seed=seed) - 100) / 256).astype(bfloat16))
+            run()
+            expected = squared.numpy().copy()
+            gram.upload(np.full((m, m), np.nan, bfloat16))
+            graph.launch()
+            np.testing.assert_array_equal(squared.numpy(), expected)
+
     def test_an_error_inside_leaves_the_device_usable(self, cuda_device: CudaDevice, cuda_ops: CudaOps) -> None:
         x = from_numpy(numbers((10,)), cuda_device)
         with pytest.raises(TesseraError, match="is on cpu"), cuda_device.capture():

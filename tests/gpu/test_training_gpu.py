@@ -113,7 +113,7 @@ def test_steps_of_adamw_are_those_of_pytorch(training: Functions, golden: dict[s
 
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=["float32", "bfloat16"])
 def test_steps_of_muon_are_those_of_the_cpu_small(training: Functions, dtype: Any) -> None:
-    """Wide, tall and fused matrices; the third step is a graph."""
+    """Wide, tall and fused matrices; from the second step on the iterations are a graph."""
     on_cpu, rng = Functions.on(CPU), np.random.default_rng(3)
     shapes = [((64, 64), (32, 32)), ((96, 64), (96,)), ((32, 96), (32,))]
     start = [rng.normal(0, 0.1, shape).astype(np.float32) for shape, _ in shapes]

@@ -103,7 +103,7 @@ class Muon(MasterOptimizer):
         """The first time one after the other, so that kernels are compiled, then as a graph."""
         capture = getattr(self._ops.device, "capture", None)
         if self._graph is None and capture is not None and self._warm:
-            with capture() as finish:
+            with capture(overlaps=False) as finish:  # what is multiplied by is computed inside
                 self._iterate()
             self._graph = finish()
         if self._graph is None:
