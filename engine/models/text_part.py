@@ -39,7 +39,7 @@ def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
         found = {key: value for key, value in values.items() if key not in ("architectures", "vision_config")}
     else:
         found = {key: values[key] for key in OUTER_KEYS if key in values}
-        found |= {key: value for key, value in section.items() if value is not None}
+        found |= {key: value for key, value in section.items() if value is not None or key not in OUTER_KEYS}
         if values.get(TIED) is True:  # the model's own word; whether a head is stored is looked at later
             found[TIED] = True
     model_type = found.get("model_type")

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.models.config import parse_config
+from tessera.engine.models.config import ModelConfig, parse_config
+from tessera.engine.models.text_part import text_part
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -43,3 +44,21 @@ def test_exaone4_writes_its_pattern_of_windows_in_letters() -> None:
 def test_another_pattern_of_windows_is_refused(pattern: str | int) -> None:
     with pytest.raises(ModelError, match="sliding_window_pattern"):
         windows({**EXAONE4_32B, "layer_types": None, "sliding_window_pattern": pattern})
+
+
+def of_text(section: dict[str, Any], outer: str = "Mistral3") -> ModelConfig:
+    text = text_part({"architectures": [f"{outer}ForConditionalGeneration"], "text_config": section})
+    assert text is not None
+    return parse_config(text, {})
+
+
+def test_null_in_a_section_is_no_default() -> None:
+    # huggingface.co/mistralai/Mistral-Small-3.1-24B-Instruct-2503, and pixtral-12b of mistral-community.
+    section = {**SIZES, "model_type": "mistral", "num_hidden_layers": 2, "vocab_size": 256, "head_dim": 16}
+    assert {layer.attention.sliding_window for layer in of_text({**section, "sliding_window": None}).layers} == {None}
+    assert {layer.attention.sliding_window for layer in of_text(section).layers} == {4096}
+    # The model's own word counts where a section says null.
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**section, "eos_token_id": None}}
+    text = text_part({**whole, "eos_token_id": 5})
+    assert text is not None
+    assert text["eos_token_id"] == 5
