@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tessera.engine.models.registry import architecture_name
+
 SECTIONS = ("text_config", "llm_config", "language_config")
 TIED = "tie_word_embeddings"
 OUTER_KEYS = (TIED, "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "vocab_size")
@@ -43,8 +45,10 @@ def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
         if values.get(TIED) is True:  # the model's own word; whether a head is stored is looked at later
             found[TIED] = True
     model_type = found.get("model_type")
-    if isinstance(model_type, str) and model_type in TEXT_TYPES:
-        found |= {"model_type": TEXT_TYPES[model_type], "architectures": None}
+    if isinstance(model_type, str):
+        model_type = TEXT_TYPES.get(model_type, model_type)
+        if architecture_name(None, model_type) is not None:  # not the class, which may be that of the whole model
+            found |= {"model_type": model_type, "architectures": None}
     for key in ROPE_KEYS:
         if isinstance(found.get(key), dict):
             found[key] = _for_text(found[key])

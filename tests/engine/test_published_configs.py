@@ -62,3 +62,9 @@ def test_null_in_a_section_is_no_default() -> None:
     text = text_part({**whole, "eos_token_id": 5})
     assert text is not None
     assert text["eos_token_id"] == 5
+
+
+def test_the_type_of_a_section_counts_before_its_class() -> None:
+    # huggingface.co/HuggingFaceTB/SmolVLM-256M-Instruct: a class of no library, and the type of Llama.
+    section = {**SIZES, "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 256}
+    assert of_text({**section, "architectures": ["VLlama3ForCausalLM"]}, "Idefics3").architecture == "LlamaForCausalLM"
