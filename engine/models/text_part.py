@@ -22,6 +22,17 @@ TEXT_TYPES = {
     "qwen3_vl_text": "qwen3",
     "glm4v_text": "glm4",
 }
+# Savers leave out of a section what its class has by default (Hugging Face transformers, configuration_*.py).
+SIZE_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+SIZES = {
+    "cohere2": (256000, 8192, 22528, 40, 64),
+    "gemma": (256000, 3072, 24576, 28, 16),
+    "gemma2": (256000, 2304, 9216, 26, 8),
+    "granite": (32000, 4096, 11008, 32, 32),
+    "llama": (32000, 4096, 11008, 32, 32),
+    "mistral": (32000, 4096, 14336, 32, 32),
+    "qwen2": (151936, 4096, 22016, 32, 32),
+}
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 MROPE_KEYS = ("mrope_section", "mrope_interleaved")
 
@@ -49,6 +60,8 @@ def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
         model_type = TEXT_TYPES.get(model_type, model_type)
         if architecture_name(None, model_type) is not None:  # not the class, which may be that of the whole model
             found |= {"model_type": model_type, "architectures": None}
+        if section is not None:
+            found = dict(zip(SIZE_KEYS, SIZES.get(model_type, ()), strict=False)) | found
     for key in ROPE_KEYS:
         if isinstance(found.get(key), dict):
             found[key] = _for_text(found[key])

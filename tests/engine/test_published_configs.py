@@ -68,3 +68,15 @@ def test_the_type_of_a_section_counts_before_its_class() -> None:
     # huggingface.co/HuggingFaceTB/SmolVLM-256M-Instruct: a class of no library, and the type of Llama.
     section = {**SIZES, "model_type": "llama", "num_hidden_layers": 2, "vocab_size": 256}
     assert of_text({**section, "architectures": ["VLlama3ForCausalLM"]}, "Idefics3").architecture == "LlamaForCausalLM"
+
+
+def test_a_section_leaves_out_the_sizes_that_its_class_has_by_default() -> None:
+    # huggingface.co/llava-hf/llava-1.5-7b-hf, all of its text_config that decides anything.
+    llava = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096, "model_type": "llama"}
+    config = of_text({**llava, "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064}, "Llava")
+    attention, mlp = config.layers[0].attention, config.layers[0].mlp
+    assert (config.vocab_size, config.hidden_size, config.num_layers, mlp.inner_size) == (32064, 4096, 32, 11008)
+    assert (attention.num_heads, attention.num_kv_heads, attention.head_dim) == (32, 32, 128)
+    # huggingface.co/HuggingFaceTB/SmolVLM2-2.2B-Instruct says all sizes but its 32 heads.
+    smolvlm = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2}
+    assert of_text({**smolvlm, "vocab_size": 49280, "head_dim": 64}, "SmolVLM").num_heads == 32
