@@ -93,7 +93,7 @@ def error_response(error: RequestError, dialect: Dialect = OPENAI) -> Response:
     headers = {}
     if isinstance(error, QueueFullError):
         headers["retry-after"] = str(error.retry_after)
-    elif isinstance(error, EngineUnavailableError):
+    elif error.status == EngineUnavailableError.status:  # also that of a store that cannot be read
         headers["retry-after"] = str(UNAVAILABLE_RETRY_AFTER)
     elif error.status == 401:
         headers["www-authenticate"] = "Bearer"

@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tessera.app.http.errors import error_response
 from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
+from tessera.app.store.errors import StoreUnavailableError
 from tessera.engine.contract.logs import TextFormatter
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
@@ -248,6 +250,10 @@ def test_engine_not_ready(settings: AppSettings) -> None:
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
         assert error_of(response)["code"] == "engine_unavailable"
+
+
+def test_every_503_says_when_to_come_back() -> None:
+    assert int(error_response(StoreUnavailableError()).headers["retry-after"]) > 0
 
 
 def test_no_chat_template(tmp_path: Path) -> None:
