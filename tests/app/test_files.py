@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from starlette.responses import FileResponse
 
 from tessera.app.openai.files import upload
+from tessera.app.openai.files.files import Files
+from tessera.app.store.contents import Contents
+from tessera.app.store.errors import StoreQuotaError
 from tests.support.fake_client import FakeClient, always
 from tests.support.http_fixtures import serve, settings_for, write_model_folder
 
@@ -192,11 +198,7 @@ def test_what_a_client_leaves_unfinished_is_gone(url: str, tmp_path_factory: pyt
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(leave())
-    for _ in range(500):
-        if upload.UploadSlots.taken == 0:
-            break
-        threading.Event().wait(0.01)
-    assert upload.UploadSlots.taken == 0
+    waited(lambda: not upload.UploadSlots.taken)
     assert set(tmp_path_factory.getbasetemp().glob("files*/data/files/*")) == before
 
 
@@ -205,3 +207,87 @@ def test_too_many_uploads_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -
     refused = upload_text(url)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
     assert refused.headers["retry-after"]
+
+
+def test_fault_fairness_slow_uploads_of_one_key_leave_places_to_others(url: str) -> None:
+    def begin() -> socket.socket:
+        """An upload that does not go on."""
+        part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+        head = (
+            "POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=b\r\n"
+            f"authorization: Bearer {KEYS[0]}\r\ncontent-length: 1000000\r\n\r\n"
+        )
+        connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        connection.sendall(head.encode() + part)
+        return connection
+
+    with contextlib.ExitStack() as uploads:
+        for _ in range(upload.MAX_UPLOADS):
+            uploads.enter_context(begin())
+        waited(lambda: upload.UploadSlots.taken.total() == upload.MAX_UPLOADS_OF_ONE)
+        refused = upload_text(url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        with openai.OpenAI(base_url=f"{url}/v1", api_key=KEYS[1], max_retries=0) as other:
+            other.files.delete(other.files.create(file=b"x", purpose="batch").id)
+    waited(lambda: not upload.UploadSlots.taken)
+
+
+def test_a_key_without_room_is_refused_before_anything_is_written(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the upload does not say how long it is."""
+
+    async def is_full(files: Files, tenant: str, size: int) -> None:
+        assert size == 1
+        raise StoreQuotaError("full")
+
+    monkeypatch.setattr(Files, "check_room", is_full)
+    monkeypatch.setattr(Contents, "begin", None)
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    for content in (b"--b", iter([b"--b"])):
+        refused = post(url, content=content, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "storage_limit_reached")
+
+
+def test_a_file_that_is_deleted_while_it_is_sent_comes_whole(
+    api: openai.OpenAI, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created = api.files.create(file=LINES, purpose="batch")
+    path = tmp_path_factory.getbasetemp() / "files0" / "data" / "files" / created.id
+    send = FileResponse.__call__
+
+    async def delete_first(*arguments: Any) -> None:
+        path.unlink()
+        await send(*arguments)
+
+    monkeypatch.setattr(FileResponse, "__call__", delete_first)
+    assert api.files.content(created.id).content == LINES
+
+
+def test_a_file_whose_content_is_just_being_deleted_does_not_exist(
+    api: openai.OpenAI, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    created = api.files.create(file=LINES, purpose="batch")
+    path = tmp_path_factory.getbasetemp() / "files0" / "data" / "files" / created.id
+    path.unlink()
+    with pytest.raises(openai.NotFoundError):
+        api.files.content(created.id)
+    with pytest.raises(openai.NotFoundError) as missing:
+        api.batches.create(input_file_id=created.id, endpoint="/v1/completions", completion_window="24h")
+    assert missing.value.param == "input_file_id"
+
+
+def test_ranges_of_a_file(url: str) -> None:
+    created = upload_text(url, b"0123456789").json()["id"]
+    for asked, status, content in (("bytes=2-4", 206, b"234"), ("bytes=20-", 416, None)):
+        headers = {"authorization": f"Bearer {KEYS[0]}", "range": asked}
+        answer = httpx.get(f"{url}/v1/files/{created}/content", headers=headers)
+        assert answer.status_code == status
+        assert content is None or answer.content == content
+
+
+def waited(condition: Callable[[], object]) -> None:
+    """Until it is true."""
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    pytest.fail("it did not come true")

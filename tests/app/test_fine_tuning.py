@@ -380,6 +380,16 @@ def test_a_file_of_another_purpose_is_refused(api: openai.OpenAI) -> None:
         api.fine_tuning.jobs.create(model="tiny", training_file=file_id)
 
 
+def test_a_job_whose_file_is_just_being_deleted_leaves_nothing(api: openai.OpenAI, data: Path) -> None:
+    file_id = upload(api, chat())
+    (data / "files" / file_id).unlink()
+    before = set((data / "fine_tuning").iterdir())
+    with pytest.raises(openai.NotFoundError) as missing:
+        api.fine_tuning.jobs.create(model="tiny", training_file=file_id)
+    assert missing.value.param == "training_file"
+    assert set((data / "fine_tuning").iterdir()) == before
+
+
 def test_without_the_option_there_is_no_fine_tuning(model: Path) -> None:
     response = call(FakeClient(always(HELLO)), settings_for(model), "GET", "/v1/fine_tuning/jobs")
     assert response.status_code == 403

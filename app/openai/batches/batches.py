@@ -59,7 +59,6 @@ class Batches:
                 f"The file has the purpose {file.label!r}; a batch's input must have the purpose 'batch'.",
                 param="input_file_id",
             )
-        await self.files.path(file)
         batch_id = f"batch_{secrets.token_hex(16)}"
         now = int(time.time())
         deadline = now + request.window_seconds
@@ -71,7 +70,7 @@ class Batches:
             "metadata": request.metadata,
             "output_lifetime": request.output_expires_after.seconds if request.output_expires_after else None,
         }
-        await self.store.with_contents(lambda contents: contents.link(file.id, batch_id))
+        await self.files.with_content(file, lambda contents: contents.link(file.id, batch_id), param="input_file_id")
         try:
             return await self.store.transact(
                 lambda database: self._insert(database, tenant, batch_id, body, deadline, file.size)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import orjson
 from fastapi import Request
 
 from tessera.app.openai.pages import PageRequest
 from tessera.app.settings import AppSettings
-from tessera.app.store.contents import IncomingContent
+from tessera.app.store.contents import Contents, IncomingContent
 from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
 from tessera.app.store.store import Store
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError
+
+T = TypeVar("T")
 
 UPLOAD_PURPOSES = ("batch", "fine-tune", "user_data")
 OUTPUT_PURPOSES = ("batch_output", "fine-tune-results")
@@ -97,14 +99,20 @@ class Files:
             raise _not_found(file_id, param)
         return stored
 
-    async def path(self, stored: StoredObject) -> Path:
-        """Where its content lies. Raises NotFoundError where it is lost."""
-        path, exists = await self.store.with_contents(
-            lambda contents: (contents.path(stored.id), contents.path(stored.id).is_file())
-        )
-        if not exists:
-            raise _not_found(stored.id)
-        return path
+    async def with_content(self, stored: StoredObject, work: Callable[[Contents], T], *, param: str = "id") -> T:
+        """The result of `work` on its content, run in a thread. Raises NotFoundError where it is deleted by now."""
+
+        def find(contents: Contents) -> T:
+            try:
+                return work(contents)
+            except FileNotFoundError:
+                raise _not_found(stored.id, param) from None
+
+        return await self.store.with_contents(find)
+
+    async def open(self, stored: StoredObject) -> BinaryIO:
+        """Its content, for the caller to close. Raises NotFoundError."""
+        return await self.with_content(stored, lambda contents: contents.path(stored.id).open("rb"))
 
     async def page(self, tenant: str, asked: PageRequest, purpose: str | None) -> tuple[list[dict[str, Any]], bool]:
         """File objects, and whether there are more. Raises InvalidRequestError."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 
 from tessera.app.generate.admission import tenant_of
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.body import json_response
 from tessera.app.http.description import Description, PathName
+from tessera.app.openai.files.content_response import ContentResponse
 from tessera.app.openai.files.files import OUTPUT_PURPOSES, UPLOAD_PURPOSES, file_object, files_of
 from tessera.app.openai.files.objects import DeletedFile, FileList, FileObject
 from tessera.app.openai.files.upload import FORM_SCHEMA, read_upload
@@ -74,7 +75,7 @@ async def retrieve_content(http_request: Request, file_id: PathName) -> Response
     # Never shown by a browser, whatever is in it.
     name = quote(file_object(stored)["filename"])
     headers = {"content-disposition": f"attachment; filename*=utf-8''{name}", "x-content-type-options": "nosniff"}
-    return FileResponse(await files.path(stored), media_type="application/octet-stream", headers=headers)
+    return ContentResponse(await files.open(stored), headers)
 
 
 @router.delete(

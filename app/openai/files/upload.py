@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
+from tessera.app.http.limits import account_of
 from tessera.app.openai.files.files import UPLOAD_PURPOSES, Files
 from tessera.app.settings import AppSettings
 from tessera.app.store.contents import Contents, IncomingContent
@@ -30,6 +32,7 @@ MAX_FORM_BYTES = 2**16  # of everything but the file
 MAX_FILENAME = 255
 WRITE_BYTES = 2**20  # written at a time
 MAX_UPLOADS = 16  # of one app process at a time
+MAX_UPLOADS_OF_ONE = 4  # of them, of one key or address
 MIN_LIFETIME, MAX_LIFETIME = 3600, 2592000  # seconds
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -60,9 +63,24 @@ class Upload:
 
 
 class UploadSlots:
-    """Bounds how many uploads one app process takes at a time."""
+    """Bounds how many uploads one app process takes at a time, as each may be slow for as long as a request may be."""
 
-    taken: ClassVar[int] = 0
+    taken: ClassVar[Counter[int]] = Counter()  # by account
+
+    @classmethod
+    def take(cls, account_id: int) -> None:
+        """Raises QueueFullError."""
+        if cls.taken[account_id] >= MAX_UPLOADS_OF_ONE:
+            raise QueueFullError("Too many of your uploads are in hand; please try again later.")
+        if cls.taken.total() >= MAX_UPLOADS:
+            raise QueueFullError("The server has too many uploads in hand; please try again later.")
+        cls.taken[account_id] += 1
+
+    @classmethod
+    def give_back(cls, account_id: int) -> None:
+        cls.taken[account_id] -= 1
+        if not cls.taken[account_id]:
+            del cls.taken[account_id]
 
 
 @asynccontextmanager
@@ -77,13 +95,12 @@ async def read_upload(
     boundary = _boundary(request)
     limit = files.max_bytes + MAX_FORM_BYTES
     declared = request.headers.get("content-length", "")
-    if declared.isdigit():
-        if int(declared[:20]) > limit:
-            raise _too_large(files.max_bytes)
-        await files.check_room(tenant, int(declared) - MAX_FORM_BYTES)
-    if UploadSlots.taken >= MAX_UPLOADS:
-        raise QueueFullError("The server has too many uploads in hand; please try again later.")
-    UploadSlots.taken += 1
+    size = int(declared[:20]) if declared.isdigit() else 0  # in chunks, it is not known yet
+    if size > limit:
+        raise _too_large(files.max_bytes)
+    await files.check_room(tenant, max(1, size - MAX_FORM_BYTES))
+    account_id = account_of(request.scope).id
+    UploadSlots.take(account_id)
     try:
         content = await files.store.with_contents(Contents.begin)
         try:
@@ -97,7 +114,7 @@ async def read_upload(
         finally:
             await files.store.with_contents(lambda _: content.discard())
     finally:
-        UploadSlots.taken -= 1
+        UploadSlots.give_back(account_id)
 
 
 async def _receive(

@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from tessera.app.openai.fine_tuning.tables import (
 )
 from tessera.app.openai.pages import PageRequest, page_of
 from tessera.app.settings import AppSettings
+from tessera.app.store.contents import Contents
 from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
 from tessera.app.store.store import Store
 from tessera.app.training.job_messages import TRAINING_FILE, VALIDATION_FILE
@@ -80,8 +82,7 @@ class FineTuningJobs:
                 param="model",
                 code="model_not_available",
             )
-        sources: dict[str, Path] = {}
-        num_bytes = 0
+        sources: list[tuple[str, StoredObject, str]] = []
         for name, file_id, param in (
             (TRAINING_FILE, request.training_file, "training_file"),
             (VALIDATION_FILE, request.validation_file, "validation_file"),
@@ -93,8 +94,7 @@ class FineTuningJobs:
                 raise InvalidRequestError(
                     f"The file has the purpose {file.label!r}; {param} must have the purpose {PURPOSE!r}.", param=param
                 )
-            sources[name] = await self.files.path(file)
-            num_bytes += file.size
+            sources.append((name, file, param))
         job_id = f"ftjob-{secrets.token_hex(12)}"
         body = {
             "model": request.model,
@@ -107,8 +107,11 @@ class FineTuningJobs:
             "metadata": request.metadata,
         }
         name = f"{PRIVATE_PREFIX}{request.model}:{owner}:{request.suffix or ''}:{job_id[-8:]}"
-        await self.store.with_folder(FOLDER, lambda folder: _link_files(folder / job_id, sources))
+        folder = await self.store.with_folder(FOLDER, partial(_make_folder, name=job_id))
         try:
+            for place, file, param in sources:
+                await self.files.with_content(file, partial(_link, file.id, folder / place), param=param)
+            num_bytes = sum(file.size for _, file, _ in sources)
             return await self.store.transact(
                 lambda database: self._insert(database, tenant, job_id, name, body, num_bytes)
             )
@@ -255,16 +258,20 @@ class FineTuningJobs:
         return stored
 
 
-def _link_files(folder: Path, sources: Mapping[str, Path]) -> None:
-    """Make files of the store those of a job, which can lose them then."""
-    folder.mkdir(mode=0o700)
-    for name, source in sources.items():
-        try:
-            os.link(source, folder / name)
-        except FileNotFoundError:
-            raise
-        except OSError:  # a file system without links
-            shutil.copyfile(source, folder / name)
+def _make_folder(folder: Path, name: str) -> Path:
+    """Of a job."""
+    (folder / name).mkdir(mode=0o700)
+    return folder / name
+
+
+def _link(file_id: str, place: Path, contents: Contents) -> None:
+    """Make a file of the store a job's, which may lose it then."""
+    try:
+        os.link(contents.path(file_id), place)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links
+        shutil.copyfile(contents.path(file_id), place)
 
 
 def jobs_of(request: Request) -> FineTuningJobs:
