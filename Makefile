@@ -12,7 +12,7 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning prove-ray simulate-routing chart
+.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning prove-gpu prove-ray simulate-routing chart
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
@@ -111,6 +111,10 @@ sanitize-gpu: .venv/.dev
 
 bench-gpu: .venv/.dev
 	$(BIN)/python -m tests.bench $(ARGS)
+
+# Every figure that is promised of a GPU, with a table of what is kept: ARGS='--minutes 9 --part GGUF'.
+prove-gpu: .venv/.dev
+	$(BIN)/python -m tests.bench.promises $(ARGS)
 
 image-check: .venv/.dev
 	$(BIN)/python -m tests.image_steps $(ARGS)

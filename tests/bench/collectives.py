@@ -3,14 +3,16 @@
 Sums of bfloat16 that follow one another in a CUDA graph on each GPU, behind one that has the GPUs begin together; the
 slowest rank counts. Bandwidth is that of the bytes of one rank's array. The last column is with the residual addition
 and the norm of rows of HIDDEN elements; NCCL's column is empty where it is not installed. Each size's first sum is
-compared with the right one. What hangs for a minute
-ends with the place of every thread and what the kernels wait for.
+compared with the right one. The last lines are JSON. What hangs for a minute ends with the place of every thread and
+what the kernels wait for.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import json
 import logging
+import math
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -135,12 +137,16 @@ def main() -> None:
     ranks = Ranks(count)
     print(f"{count} x {ranks.devices[0].device_name}")
     print(f"{'bytes':>10} {'us':>8} {'GB/s':>8} {'with norm us':>14} {'NCCL us':>9} {'GB/s':>8}", flush=True)
+    found = []
     for nbytes in SIZES:
         slowest = ranks.time_of(nbytes)
         normed = ranks.time_with_norm(nbytes) if nbytes >= HIDDEN * bfloat16.itemsize else float("nan")
         nccl = ranks.time_of_nccl(nbytes)
         own = f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f} {normed:>14.1f}"
         print(f"{own} {nccl:>9.1f} {nbytes / nccl / 1000:>8.1f}", flush=True)
+        found.append({"bytes": nbytes, "us": slowest, "with norm us": normed, "NCCL us": nccl})
+    for row in found:
+        print(json.dumps({name: value for name, value in row.items() if not math.isnan(value)}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 BASE is a folder with another commit of the project. Each round measures its server, then this checkout's, so that a
 slow drift of the machine falls on both. The client is this checkout's for both: BASE's might take its times elsewhere.
+The last line is JSON: the figure that became worst, in percent.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def main() -> None:
             f"{row['spread']:.1f}",
         )
     Console(width=130).print(table)
+    worst = min(rows, key=lambda row: row["better"])
+    print(json.dumps({"worst": worst["better"], "figure": worst["figure"], "load": worst["load"]}))
     (options.output / "compare.json").write_text(json.dumps(rows, indent=1))
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.bench.conversations
 
-drives the engine alone, in this process: a tiny model with random weights, or `--model`. Turn follows turn
+drives the engine alone, in this process: a tiny model, or `--model`. Turn follows turn
 through all conversations, so each is evicted before it goes on. The cache holds `--held` of them at their ends, and
 host memory all. The last lines are JSON.
 """
@@ -26,29 +26,10 @@ from tessera.engine.formats import KVFormat
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import DTYPES, load_config
 from tessera.engine.models.kv_cache import block_bytes
+from tests.bench.models import MODEL_HELP, engine_model
 
 BLOCK_SIZE: Literal[16] = 16
 CLIENT = b"bench"
-
-
-def write_tiny(folder: Path) -> Path:
-    """The configuration of a model that is quick on a CPU."""
-    folder.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 256,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def make_core(given: argparse.Namespace, length: int, *, offload: bool, disk: str | None) -> EngineCore:
@@ -69,7 +50,7 @@ def make_core(given: argparse.Namespace, length: int, *, offload: bool, disk: st
         num_kv_blocks=given.held * blocks,
         max_num_seqs=given.streams,
         max_model_len=length,
-        load_format="dummy" if given.dummy else "auto",
+        load_format=given.load_format,
         **settings,
     )
     core = load_engine(config, lambda stage, done, total: None).core
@@ -120,8 +101,7 @@ def run(core: EngineCore, given: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.conversations", description=__doc__)
-    parser.add_argument("--model", help="folder; by default a tiny model with random weights")
-    parser.add_argument("--dummy", action="store_true", help="random weights")
+    parser.add_argument("--model", help=MODEL_HELP)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--held", type=int, default=16, help="conversations that the KV cache holds")
@@ -134,8 +114,7 @@ def main() -> None:
     length = given.turns * (given.turn_tokens + given.output_tokens) + BLOCK_SIZE
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        if given.model is None:
-            given.model, given.dummy = str(write_tiny(Path(folder) / "tiny")), True
+        given.model, given.load_format = engine_model(given.model, Path(folder))
         for name, offload, disk in (
             ("without", False, None),
             ("host memory", True, None),

@@ -4,12 +4,13 @@
 
 runs the model runner alone, with random weights and adapters on all projections, which the rows of a step share evenly.
 It prints the time of a step without adapters, with one for every row, and with one for half of the rows, and the share
-of the base's throughput that is left.
+of the base's throughput that is left. The last line is JSON: those shares.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,7 @@ def main() -> None:
     first.adapter_loads = [(slot, random_adapter(model, options.rank, slot)) for slot in range(options.adapters)]
     runner.execute(first)
     base = 0.0
+    figures: dict[str, float | str | int] = {"model": options.model, "rows": options.rows}
     for name, chosen in (
         ("base", np.full_like(slots, -1)),
         ("adapters", slots),
@@ -87,7 +89,9 @@ def main() -> None:
         found = measure_batches(runner, adapted_batches(runner, options.rows, options.context, chosen))
         base = base or found["step us"]
         step, host = found["step us"], found["host us"]
+        figures[name] = round(base / step, 4)
         print(f"{name}: step {step:.0f} us, host {host:.0f} us, {base / step:.1%} of the base")
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -83,6 +83,20 @@ GEMMA_3_4B: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+TINY: dict[str, Any] = {  # quick on a CPU
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 16384,
+    "dtype": "float32",
+}
 CONFIGS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B}
 OTHERS = {"gemma-3-4b": GEMMA_3_4B, "llama-70b": LLAMA_70B}
 DENSE = {**CONFIGS, **OTHERS}
@@ -108,6 +122,18 @@ def write_model(root: Path, name: str, config: dict[str, Any] | None = None) -> 
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
     return folder
+
+
+MODEL_HELP = f"a folder, or random weights of {', '.join(DENSE)} (default: of a tiny model)"
+
+
+def engine_model(name: str | None, root: Path) -> tuple[str, Literal["auto", "dummy"]]:
+    """The folder of MODEL_HELP's `name`, made below `root` where it is none yet, and how its weights are loaded."""
+    if name is None:
+        return str(write_model(root, "tiny", TINY)), "dummy"
+    if name in DENSE:
+        return str(write_model(root, name)), "dummy"
+    return name, "auto"
 
 
 def decode_bytes(name: str, streams: int = 1) -> int:
