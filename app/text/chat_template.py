@@ -107,6 +107,8 @@ class ChatTemplate:
             # Templates may trim what stands at a message's end, so the end is marked and found again.
             mark = f"|{secrets.token_hex(16)}|"
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + mark}]
+        if source is None and not is_harmony and self._takes_parts:
+            messages = [_in_parts(message) for message in messages]
         template = "tool_use" if tools and "tool_use" in self.sources else "default"
         variables: dict[str, Any] = {
             **self._special_tokens,
@@ -140,6 +142,20 @@ class ChatTemplate:
         places = [rendered.text.find(message["content"]) for message in probe]
         return not rendered.error and places[0] >= 0 and places == sorted(places)
 
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether a message's content must be a list of parts: templates of models that see may pass over a text."""
+        if not any("type" in source for source in self.sources.values()):
+            return False
+        probe = {"role": "user", "content": "probe"}
+        return not self._shows("probe", probe) and self._shows("probe", _in_parts(probe))
+
+    def _shows(self, text: str, message: dict[str, Any]) -> bool:
+        """Whether the prompt of this message alone has the text."""
+        variables = {**self._special_tokens, "messages": [message], "tools": None, "documents": None}
+        rendered = self._processes.render(RenderJob("default", variables, self._now(), RENDER_SECONDS, 2**24))
+        return not rendered.error and text in rendered.text
+
     def start(self) -> None:
         """Start a rendering process before the first prompt needs it."""
         self._processes.start()
@@ -147,6 +163,12 @@ class ChatTemplate:
     def close(self) -> None:
         """End the rendering processes."""
         self._processes.close()
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """With its text as a list of parts."""
+    text = message.get("content")
+    return {**message, "content": [{"type": "text", "text": text}] if text is not None else []}
 
 
 def _begins_with_all_system_messages(messages: Sequence[Mapping[str, Any]]) -> bool:

@@ -128,6 +128,29 @@ def test_documents_are_a_variable_of_the_template() -> None:
     assert render(source) == ""
 
 
+# As the templates of llava-hf/llava-1.5-7b-hf and HuggingFaceTB/SmolVLM-Instruct, which pass over a text.
+IN_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+# As that of google/gemma-3-4b-it.
+IN_EITHER_FORM = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for part in m.content %}[{% if part.type == 'text' %}{{ part.text }}{% endif %}]{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_of_parts_sees_the_text() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}]
+    called: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": calls}
+    assert render(IN_PARTS, [*USER, called, {"role": "tool", "content": "so"}]) == "<user>hi<assistant><tool>so"
+    assert render(IN_PARTS, [*USER, {"role": "assistant", "content": "so "}], continue_final_message=True) == (
+        "<user>hi<assistant>so "
+    )
+    assert render(IN_EITHER_FORM) == "<user>hi"
+
+
 def test_continue_final_message_keeps_its_trailing_space() -> None:
     source = "{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
     messages = [*USER, {"role": "assistant", "content": "so "}]
