@@ -184,6 +184,11 @@ def test_a_tiny_model_learns_to_greet(tmp_path: Path, base: Path, tokenizer: Tok
     assert load_config(folder).torch_dtype == bfloat16
     f = Functions.on(CPU)
     assert num_right(TrainableDecoder(load_parameters(folder, f.ops), f, max_len=256), held_out, 1000) >= 48
+    further = settings_in(tmp_path / "further", folder, keeps_weights=True, num_steps=1, num_rows=12)
+    with ExampleStream(partial(greetings, further.out / TOKENIZER), "greetings", 0) as stream:
+        training = Pretraining(further, f, stream)
+        training.run.run()
+    assert training.run.records[0].loss < 0.4
 
 
 def test_a_killed_training_goes_on_with_the_same_bits(tmp_path: Path, base: Path) -> None:

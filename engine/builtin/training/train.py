@@ -37,7 +37,7 @@ from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.model_folder import save_model
 from tessera.engine.training.optimizer import AdamW, AdamWSettings
-from tessera.engine.training.parameters import Parameter, initial_parameters
+from tessera.engine.training.parameters import Parameter, initial_parameters, load_parameters
 from tessera.engine.training.pretraining.groups import OptimizerGroups
 from tessera.engine.training.pretraining.muon import Muon, MuonSettings
 from tessera.engine.training.pretraining.stream import ExampleStream
@@ -54,10 +54,16 @@ SPLITS: dict[str, Split] = {"held-out words": "test", "held-out phrasings": "phr
 
 @dataclass(frozen=True)
 class Settings:
-    """See `main` for all of them; `base` is a folder with config.json and what else a model has beside weights."""
+    """See `main` for all of them.
+
+    Attributes:
+        base: a folder with config.json and what else a model has beside weights.
+        keeps_weights: the base's weights are trained further, rather than random ones.
+    """
 
     out: Path
     base: Path = FOLDER
+    keeps_weights: bool = False
     num_steps: int = 6000
     num_rows: int = 64
     length: int = 2048
@@ -92,7 +98,10 @@ class Pretraining:
         f.device.keep_large_memory()
         f.training.prepare(dtype, {layer.attention.head_dim for layer in config.layers})
         self._settings = settings
-        self._parameters = initial_parameters(config, f.ops, dtype, seed=settings.seed)
+        if settings.keeps_weights:
+            self._parameters = load_parameters(settings.base, f.ops, dtype)
+        else:
+            self._parameters = initial_parameters(config, f.ops, dtype, seed=settings.seed)
         max_len = max(settings.length, config.max_position_embeddings)
         self.decoder = TrainableDecoder(self._parameters, f, max_len=max_len)
         adamw = AdamW(
@@ -209,7 +218,9 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where to train")
-    parser.add_argument("--base", type=Path, default=Settings.base, help="folder with config.json and chat template")
+    base = parser.add_mutually_exclusive_group()
+    base.add_argument("--base", type=Path, default=Settings.base, help="folder with config.json and chat template")
+    base.add_argument("--from", dest="start", type=Path, help="model to train further, with its own tokenizer")
     parser.add_argument("--steps", type=int, default=Settings.num_steps)
     parser.add_argument("--minutes", type=float, help=f"as many steps as fit; {NUM_TIMED_STEPS} are timed first")
     parser.add_argument("--rows", type=int, default=Settings.num_rows, help="rows a step")
@@ -242,12 +253,15 @@ def _run(options: argparse.Namespace) -> int:
     say(f"on {device}: {reason}")
     f = Functions.on(device)
     options.out.mkdir(parents=True, exist_ok=True)
-    if not (options.out / TOKENIZER).exists():
+    if options.start is not None:
+        shutil.copyfile(options.start / TOKENIZER, options.out / TOKENIZER)
+    elif not (options.out / TOKENIZER).exists():
         write_tokenizer(options.out)
         say("the tokenizer is trained")
     settings = Settings(
         out=options.out,
-        base=options.base,
+        base=options.start or options.base,
+        keeps_weights=options.start is not None,
         num_steps=options.steps,
         num_rows=options.rows,
         length=options.length,
