@@ -80,3 +80,14 @@ def test_a_section_leaves_out_the_sizes_that_its_class_has_by_default() -> None:
     # huggingface.co/HuggingFaceTB/SmolVLM2-2.2B-Instruct says all sizes but its 32 heads.
     smolvlm = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2}
     assert of_text({**smolvlm, "vocab_size": 49280, "head_dim": 64}, "SmolVLM").num_heads == 32
+
+
+def test_command_r_has_the_context_that_model_max_length_says() -> None:
+    # huggingface.co/CohereForAI/c4ai-command-r-v01 and -plus; c4ai-command-r-08-2024 and aya-23-8B lack the key.
+    config = {**SIZES, "architectures": ["CohereForCausalLM"], "num_hidden_layers": 2, "vocab_size": 256}
+    assert (
+        parse_config({**config, "max_position_embeddings": 8192, "model_max_length": 131072}, {}).usual_context
+        == 131072
+    )
+    assert parse_config({**config, "max_position_embeddings": 131072}, {}).usual_context == 131072
+    assert parse_config({**config, "max_position_embeddings": 8192}, {}).usual_context == 8192

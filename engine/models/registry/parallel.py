@@ -97,8 +97,12 @@ PARALLEL_FAMILY: dict[str, Architecture] = {
         base_classes=("CohereModel",),
         weights=LLAMA_WEIGHTS,
         defaults={**COHERE_DEFAULTS, "rope_theta": 500000.0},
-        keys={"rms_norm_eps": "layer_norm_eps"},
-        derived={"logits_divisor": lambda config: 1 / rules.positive(config, "logit_scale")},
+        keys={"rms_norm_eps": "layer_norm_eps", "max_position_embeddings": "context_length"},
+        # Command R says 8192 positions beside the length of its context, 131072; Aya has no such key.
+        derived={
+            "logits_divisor": lambda config: 1 / rules.positive(config, "logit_scale"),
+            "context_length": lambda config: config.raw("model_max_length") or config.raw("max_position_embeddings"),
+        },
         norm="layernorm",
         norm_bias=False,
         qk_norm="use_qk_norm",
