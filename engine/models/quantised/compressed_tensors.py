@@ -13,6 +13,7 @@ from tessera.engine.models.quantised.rules import Quantisation, Rule, targets
 from tessera.engine.models.quantised.stored import Scheme
 
 FORMATS = (None, "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+FOLDED = ("weight_input", "weight_output")  # places of rotations that the stored weights have in them
 SUPPORTED = "FP8 (W8A8 and W8A16), W4A16, W8A16 and INT8 W8A8"
 
 
@@ -21,6 +22,7 @@ def read_compressed_tensors(config: Fields) -> Quantisation:
     sparsity = config.section("sparsity_config").raw("format")
     if sparsity not in (None, "dense"):
         _refuse(config, f"the sparsity {shown(sparsity)}")
+    _refuse_rotations(config)
     ignored = config.raw("ignore") or []
     if not isinstance(ignored, list):
         config.refuse("ignore", "a list")
@@ -50,6 +52,18 @@ def _refuse(config: Fields, what: str) -> None:
         f"{config.source}: {what} of compressed-tensors is not supported; supported are {SUPPORTED}: "
         "use one of those, an unquantised model or a GGUF"
     )
+
+
+def _refuse_rotations(config: Fields) -> None:
+    """Of activations (compressed-tensors, transform_args.py): QuIP's, and the fourth of SpinQuant."""
+    groups = config.section("transform_config").section("config_groups")
+    for name in groups.values:
+        places = groups.section(name).raw("apply")
+        if not isinstance(places, list) or not all(isinstance(place, dict) for place in places):
+            groups.section(name).refuse("apply", "a list of objects")
+        for place in places:
+            if place.get("location") not in FOLDED:
+                _refuse(config, f"a rotation of {shown(place.get('location'))} while the model runs")
 
 
 def _scheme(config: Fields, group: Fields) -> Scheme:

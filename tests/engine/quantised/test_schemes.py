@@ -112,9 +112,22 @@ def test_modules_of_mlx_have_settings_of_their_own() -> None:
     assert [found.scheme_of(name) for name in (Q, DOWN, HEAD)] == [MlxScheme(8, 32), MlxScheme(4, 64), None]
 
 
+def rotated(*locations: str) -> dict[str, Any]:
+    """As llm-compressor's QuIPModifier and SpinQuantModifier save it."""
+    places = [{"targets": ["Linear"], "location": location, "inverse": False, "ignore": []} for location in locations]
+    groups = {"v": {"type": "hadamard", "apply": places, "randomize": True, "requires_grad": False}}
+    return {**SCHEMES["w4a16"].config, "transform_config": {"config_groups": groups}}
+
+
+def test_rotations_that_the_weights_have_in_them_need_nothing() -> None:
+    for section in (rotated("weight_output", "weight_input"), {**SCHEMES["w4a16"].config, "transform_config": {}}):
+        assert read(section).scheme_of(Q) == read(SCHEMES["w4a16"].config).scheme_of(Q)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
+        (rotated("weight_input", "input"), 'a rotation of "input" while the model runs of compressed-tensors is not'),
         ({"quant_method": "exl2"}, 'quantisation by quant_method "exl2" is not supported; supported are FP8, '),
         ({"quant_method": "fbgemm_fp8"}, 'quant_method "fbgemm_fp8" is not supported'),
         ({"quant_method": "aqlm"}, 'quant_method "aqlm" is not supported'),
