@@ -17,7 +17,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tessera.app.openai.batches import output_files, run
+from tessera.app.openai.batches import output_files, run, runner
 from tessera.app.openai.batches.tables import (
     BATCHES_SCHEMA,
     LineResult,
@@ -423,9 +423,70 @@ def test_no_tenant_waits_for_all_batches_of_another_and_servers_run_those_of_the
             "INSERT INTO batches (seq, tenant, status, models, deadline) VALUES (?, ?, 'validating', ?, ?)",
             (seq, tenant, models, time.time() + rest),
         )
-    assert candidates(database, "m", limit=10) == [1, 4, 2, 6, 3], "6 is over, which any server can end"
-    assert candidates(database, "n", limit=1) == [5]
+    found = candidates(database, "m", limit=10)
+    assert found == [(1, "a"), (4, "b"), (2, "a"), (6, "b"), (3, "a")], "6 is over, which any server can end"
+    assert candidates(database, "n", limit=1) == [(5, "b")]
     database.close()
+
+
+def test_fault_fairness_a_key_with_all_places_gives_one_up_for_another_keys_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of its lines under way, or of the patience with them."""
+    monkeypatch.setattr(runner, "MAX_RUNNING", 2)
+    monkeypatch.setattr(runner, "LEAVE_PATIENCE", 0.01)
+
+    class Stuck(Engine):
+        is_stuck = True
+
+        def _answer(self, submission: Submission) -> Any:
+            answer = super()._answer(submission)
+            return [] if self.is_stuck and self.words[-1] == "hang" else answer
+
+    engine = Stuck(hang=True)
+    with batch_server(tmp_path, engine, batch_concurrency=64) as url, sdk(url) as heavy, sdk(url, KEYS[1]) as light:
+        batches = [start(heavy, [line(f"h{i}", "hang") for i in range(4)]) for _ in range(3)]
+        while engine.words.count("hang") < 8:
+            threading.Event().wait(0.05)
+        batch = until(light, start(light, [line("a"), line("b")]), *ENDED)
+        assert set(results(light, batch.output_file_id)) == {"a", "b"}
+        assert all(heavy.batches.retrieve(each.id).status not in ENDED for each in batches)
+
+
+def test_fault_fairness_batches_take_turns_where_there_are_more_keys_than_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "MAX_RUNNING", 1)
+    monkeypatch.setattr(runner, "TURN", 0.0)
+    monkeypatch.setattr(runner, "LOOK_INTERVAL", 0.01)
+    all_sent = threading.Event()
+
+    class Waiting(Engine):
+        def _answer(self, submission: Submission) -> Any:
+            return super()._answer(submission) if all_sent.is_set() else [QueueFullError("the queue is full")]
+
+    engine = Waiting()
+    with batch_server(tmp_path, engine) as url, sdk(url) as first, sdk(url, KEYS[1]) as second:
+        apis = {"first": first, "second": second}
+        lines = {word: [line(f"{word}{i}", word) for i in range(300)] for word in apis}
+        batches = {word: start(api, lines[word]) for word, api in apis.items()}
+        all_sent.set()
+        for word, api in apis.items():
+            batch = until(api, batches[word], *ENDED)
+            assert list(results(api, batch.output_file_id)) == [each["custom_id"] for each in lines[word]]
+    assert engine.words.count("first") == engine.words.count("second") == 300, "nothing ran twice"
+    assert engine.words.index("second") < len(engine.words) - 1 - engine.words[::-1].index("first"), "in turns"
+
+
+def test_fault_fairness_lines_that_wait_for_an_engine_leave_their_slots_to_others(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.faults = {"late": [EngineUnavailableError("asleep")] * 10**6}
+    with batch_server(tmp_path, engine, batch_concurrency=1) as url, sdk(url) as api:
+        waiting = start(api, [line("a", "late")])
+        while not engine.words:
+            threading.Event().wait(0.05)
+        until(api, start(api, [line("b")]), "completed")
+        assert api.batches.retrieve(waiting.id).status == "in_progress"
 
 
 def test_the_input_goes_with_the_end_of_the_batch_or_the_batch_fails_without_it(tmp_path: Path) -> None:

@@ -58,10 +58,13 @@ class LineExecutor:
         self._app = app
         self._models = models
 
-    async def run(self, line: InputLine, endpoint: str, tenant: str, *, is_alone: bool = False) -> LineResult:
-        """The line's result. It is tried again while there is no engine to run it.
+    async def run(
+        self, line: InputLine, endpoint: str, tenant: str, slots: asyncio.Semaphore, *, is_alone: bool = False
+    ) -> LineResult:
+        """The line's result. It is tried again while there is no engine to run it, and leaves its slot to others then.
 
         Args:
+            slots: of all lines that run at a time, whichever model they are for.
             is_alone: no other line runs, so the one that engines die of is this one: it fails.
 
         Raises:
@@ -76,7 +79,8 @@ class LineExecutor:
             keep_for_reading(http_request, body)
             try:
                 _check_body(body)
-                response = await ROUTES[endpoint](http_request)
+                async with slots:
+                    response = await ROUTES[endpoint](http_request)
                 return _result(line.number, request["custom_id"], response.status_code, response.body, _usage(scope))
             except QueueFullError:
                 await asyncio.sleep(RETRY_DELAY)

@@ -39,6 +39,9 @@ SAVE_RETRY_DELAY = 2.0  # seconds; the disk is full, say
 class BatchRun:
     """Works on the batch `seq`, whose lock this process has.
 
+    Attributes:
+        is_leaving: it begins no more lines, and ends without the batch's end: another run goes on with it.
+
     Args:
         slots: one for each line that may run at a time, of all batches.
         num_slots: how many there are.
@@ -53,6 +56,7 @@ class BatchRun:
         slots: asyncio.Semaphore,
         num_slots: int,
     ) -> None:
+        self.is_leaving = False
         self._batches = batches
         self._store = batches.store
         self._executor = executor
@@ -81,6 +85,8 @@ class BatchRun:
             row = await self._validate(row, path)
         if row.status == "in_progress" and time.time() < row.deadline:
             await self._run_lines(row, path)
+            if self.is_leaving:
+                return
         if row.status != "failed":
             await self._finish(path)
 
@@ -131,15 +137,14 @@ class BatchRun:
         if num_left <= 0:
             return
         reader = LineReader(path, self._batches.settings.max_body_bytes, done)
-        run_line = partial(self._executor.run, endpoint=row.body["endpoint"], tenant=row.tenant)
+        run_line = partial(self._executor.run, endpoint=row.body["endpoint"], tenant=row.tenant, slots=self._slots)
 
         async def work() -> None:
             while line := await self._next_line(reader):
-                async with self._slots:
-                    try:
-                        self._collect(await run_line(line))
-                    except SuspectLineError:
-                        self._suspects.append(line)
+                try:
+                    self._collect(await run_line(line))
+                except SuspectLineError:
+                    self._suspects.append(line)
                 while len(self._unsaved) >= MAX_UNSAVED or self._unsaved_bytes >= MAX_UNSAVED_BYTES:
                     self._saved.clear()
                     await self._saved.wait()
@@ -175,7 +180,7 @@ class BatchRun:
             async with self._reading:
                 if not self._lines:
                     self._lines.extend(await asyncio.to_thread(reader.read_block))
-        return self._lines.popleft() if self._lines else None
+        return self._lines.popleft() if self._lines and not self.is_leaving else None
 
     async def _save_while(self, working: asyncio.Future[None], deadline: float) -> None:
         """Store results as they come, until all are stored or the batch is cancelled or over."""

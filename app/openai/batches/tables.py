@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -45,8 +45,8 @@ BATCHES_SCHEMA = Schema(
 
 # Of each tenant the oldest batches first, so that none waits for all the batches of another.
 CANDIDATES = f"""
-    SELECT seq FROM (
-        SELECT seq, ROW_NUMBER() OVER (PARTITION BY tenant ORDER BY seq) AS place FROM batches
+    SELECT seq, tenant FROM (
+        SELECT seq, tenant, ROW_NUMBER() OVER (PARTITION BY tenant ORDER BY seq) AS place FROM batches
         WHERE status IN {ACTIVE} AND (models = :models OR deadline < :now)
     ) ORDER BY place, seq LIMIT :limit"""
 ADD_RESULTS = """
@@ -81,6 +81,13 @@ class LineResult:
     failed: bool
     data: bytes
     usage: TokenUsage
+
+
+class Candidate(NamedTuple):
+    """A batch that has not ended, and whose it is."""
+
+    seq: int
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +135,10 @@ def insert_batch(
     )
 
 
-def candidates(database: sqlite3.Connection, models: str, limit: int) -> list[int]:
+def candidates(database: sqlite3.Connection, models: str, limit: int) -> list[Candidate]:
     """Batches to be worked on by a server of these models; those that are over by any server."""
     rows = database.execute(CANDIDATES, {"models": models, "now": time.time(), "limit": limit})
-    return [seq for (seq,) in rows]
+    return [Candidate(*row) for row in rows]
 
 
 def claim(database: sqlite3.Connection, seq: int, owner: str) -> BatchRow | None:
