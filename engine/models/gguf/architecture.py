@@ -25,6 +25,7 @@ class GGUFArchitecture:
         name: of the architecture in config.json.
         names: GGUF's tensor names to those of a Hugging Face checkpoint.
         interleaved: rows of queries and keys are stored for RoPE of neighbouring elements instead of halves.
+        parted_for_images: they are stored for RoPE of halves where the file has one of images.
         ignored: tensors that no forward pass takes.
         multipliers: keys of numbers, to those of config.json.
         norm_topk_prob: of mixtures whose file does not say whether the experts' weights are divided by their sum.
@@ -36,6 +37,7 @@ class GGUFArchitecture:
     model_type: str
     names: Names
     interleaved: bool = False
+    parted_for_images: bool = False
     ignored: tuple[str, ...] = ("rope_freqs", "rope_factors_long", "rope_factors_short")
     multipliers: Names = field(default_factory=lambda: GRANITE_MULTIPLIERS)
     norm_topk_prob: bool = False

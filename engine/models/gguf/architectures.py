@@ -169,7 +169,7 @@ GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "olmo": GGUFArchitecture("OlmoForCausalLM", "olmo", LLAMA_NAMES, interleaved=True),
     "olmo2": GGUFArchitecture("Olmo2ForCausalLM", "olmo2", EXAONE4_NAMES),
     "chatglm": GGUFArchitecture("GlmForCausalLM", "glm", GLM_NAMES),
-    "glm4": GGUFArchitecture("Glm4ForCausalLM", "glm4", GLM4_NAMES),
+    "glm4": GGUFArchitecture("Glm4ForCausalLM", "glm4", GLM4_NAMES, parted_for_images=True),
     "command-r": GGUFArchitecture(
         "CohereForCausalLM", "cohere", LLAMA_NAMES, multipliers={"logit_scale": "logit_scale"}
     ),

@@ -14,6 +14,7 @@ from tessera.engine.models.gguf.mixtures import num_layers
 
 LAYER_NUMBER = re.compile(r"blk\.(0|[1-9]\d{0,3})\.")
 SUFFIX = re.compile(r"\.(weight|bias)")
+IMAGE_ROPE = "rope.dimension_sections"
 QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 SECOND_NORM = "blk.0.attn_norm_2.weight"
 
@@ -62,10 +63,12 @@ class TensorNames:
         """Which stored row is each row of the tensor called `name` in GGUF; None where they are in order.
 
         llama.cpp rotates neighbouring elements of a head, and its converter reorders the rows of queries and keys
-        to that end: elements (j, j + D / 2) of a head of D become (2 j, 2 j + 1).
+        to that end: elements (j, j + D / 2) of a head of D become (2 j, 2 j + 1). Its RoPE of images rotates halves,
+        for which it reorders the rows of a model of neighbours the other way round.
         """
         part = QUERY_OR_KEY.fullmatch(name)
-        if part is None or not self._architecture.interleaved:
+        parted = self._architecture.parted_for_images and self._keys.has(IMAGE_ROPE)
+        if part is None or not (self._architecture.interleaved or parted):
             return None
         rows = self._model.tensors[name].shape[0 if part[2] == "weight" else -1]
         heads = self._keys.integer("attention.head_count")
@@ -76,5 +79,5 @@ class TensorNames:
         if head_dim * heads != rows or rotary_dim > head_dim or rotary_dim % 2:
             return None  # a shape that the loader refuses
         order = np.arange(head_dim)
-        order[:rotary_dim] = order[:rotary_dim].reshape(-1, 2).T.ravel()
+        order[:rotary_dim] = order[:rotary_dim].reshape((2, -1) if parted else (-1, 2)).T.ravel()
         return np.asarray(np.arange(heads)[:, None] * head_dim + order).ravel()

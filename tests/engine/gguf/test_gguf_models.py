@@ -79,6 +79,23 @@ def test_a_family_in_gguf_has_the_logits_of_its_safetensors(name: str, tmp_path:
     assert relative_error(logits_of(path), logits_of(build_family(name, tmp_path / "folder"))) < 1e-5
 
 
+def test_glm4_that_sees_has_its_queries_and_keys_in_halves(tmp_path: Path) -> None:
+    """llama.cpp, conversion/glm.py: normal_to_neox, where the model has a RoPE of images (GLM-4.1V)."""
+
+    def logits_of(path: Path) -> Array:
+        return DecoderHarness.of(path, make_ops(CPU), float32, max_model_len=MAX_LEN).logits(family_prompt())
+
+    config, stored = FAMILIES["glm4"], family_tensors("glm4")
+    head_dim, rotary_dim = config["head_dim"], config["head_dim"] // 2
+    halves = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+    for name in [name for name in stored if ".q_proj." in name or ".k_proj." in name]:
+        heads = stored[name].reshape(-1, head_dim, *stored[name].shape[1:])
+        stored[name] = heads[:, halves].reshape(stored[name].shape)
+    metadata = {"glm4.rope.dimension_sections": np.array([2, 1, 1, 0], np.int32)}
+    path = convert(tmp_path / "m.gguf", config, stored, metadata=metadata)
+    assert relative_error(logits_of(path), logits_of(build_family("glm4", tmp_path / "folder"))) < 1e-5
+
+
 def encoder_file(path: Path, **keys: Any) -> Path:
     tensors = {name: values for name, values in tiny_encoder.tensors().items() if not name.startswith("pooler")}
     return convert(path, tiny_encoder.CONFIG, tensors, metadata=keys)
