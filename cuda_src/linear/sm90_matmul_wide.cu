@@ -46,21 +46,14 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(S
                               stages,
                               rank};
   const int num_tiles = work.tiles_m * work.tiles_n;
-  const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
 
   if (threadIdx.x == 0) {
     prefetch_map(weight_map);
     prefetch_map(x_map);
-    for (int i = 0; i < stages; ++i) {
-      barrier_init(&full[i], 1);
-      warps_through[i] = blocks_through[i] = 0;
-    }
-    barrier_init_done();
   }
-  __syncthreads();
-  cluster_arrive();
-  cluster_wait();
+  const WideRing counts = {full, warps_through, blocks_through, stages};
+  counts.init();
 
   const auto copy_x = [&](int2 tile, int step, int stage) {
     copy_box(ring + stage * STAGE_ELEMENTS, x_map, tile.x * TILE_M, step * TILE_K, &full[stage]);
@@ -74,26 +67,8 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(S
                                 step * TILE_K, &full[stage]);
   };
 
-  // This warp no longer needs stage `stage`, which held `step` of tile `index`, that is `tile`. The last warp
-  // of the block copies what the ring has there next; the other block's stage must be free, too, for the
-  // weight; each block announces all bytes before it counts.
   const auto release = [&](int stage, int index, int2 tile, int step) {
-    if (lane == 0 && count_is_last(&warps_through[stage], WARPS)) {
-      step += stages;
-      if (step >= steps) {
-        for (; step >= steps; step -= steps) index += work.stride;
-        tile = work.tile(index);
-      }
-      if (index < num_tiles) {
-        barrier_arrive_expecting(&full[stage], STAGE_BYTES);
-        copy_x(tile, step, stage);
-        if (count_in_cluster_is_last(&blocks_through[stage], SHARING)) {
-#pragma unroll
-          for (int half = 0; half < SHARING; ++half) copy_weight(tile, step, stage, half);
-        }
-      }
-    }
-    __syncwarp();
+    counts.release<STAGE_BYTES>(work, stage, index, tile, step, copy_x, copy_weight);
   };
 
   // Weights do not change, so that their copies need not wait for earlier kernels.

@@ -237,36 +237,22 @@ def launch(
     sizes = (num_rows, out_features, out.dtype.itemsize, at_once, device.max_shared_bytes)
     partial = out if plan.slices == 1 else empty((plan.slices, *out.shape), float32, device)
     x_map = box_map(x, TILE_K if turned_x else tiles.tile.m)
-    weight_map = box_map(weight, TILE_K)
-    tiles_m_in_l2 = ROWS_IN_L2 // (tiles.tile.m * tiles.sharing)
-    stages = tiles.stages(out.dtype.itemsize, device.max_shared_bytes)
+    common: dict[str, Any] = {
+        "x_map": x_map,
+        "weight_map": box_map(weight, TILE_K),
+        "out": partial,
+        "num_rows": num_rows,
+        "out_features": out_features,
+        "in_features": in_features,
+        "tiles_m_in_l2": ROWS_IN_L2 // (tiles.tile.m * tiles.sharing),
+        "stages": tiles.stages(out.dtype.itemsize, device.max_shared_bytes),
+        "accumulate": accumulate and plan.slices == 1,
+    }
     template, config = plan.template(dtype, cuda_type(out.dtype), turned_x=turned_x), plan.config(*sizes)
     if tiles.tile.wide:
-        wide_params = Sm90TurnedWideParams(
-            x_map=x_map,
-            weight_map=weight_map,
-            out=partial,
-            num_rows=num_rows,
-            out_features=out_features,
-            in_features=in_features,
-            tiles_m_in_l2=tiles_m_in_l2,
-            stages=stages,
-            accumulate=accumulate and plan.slices == 1,
-        )
-        device.launch(SM90_TURNED_WIDE, template, config, wide_params)
+        device.launch(SM90_TURNED_WIDE, template, config, Sm90TurnedWideParams(**common))
     else:
-        params = Sm90TurnedMatmulParams(
-            x_map=x_map,
-            x_tail_map=x_map if turned_x else box_map(x, num_rows % tiles.tile.m or tiles.tile.m),
-            weight_map=weight_map,
-            out=partial,
-            num_rows=num_rows,
-            out_features=out_features,
-            in_features=in_features,
-            tiles_m_in_l2=tiles_m_in_l2,
-            stages=stages,
-            accumulate=accumulate and plan.slices == 1,
-        )
-        device.launch(SM90_TURNED_MATMUL, template, config, params)
+        x_tail_map = x_map if turned_x else box_map(x, num_rows % tiles.tile.m or tiles.tile.m)
+        device.launch(SM90_TURNED_MATMUL, template, config, Sm90TurnedMatmulParams(x_tail_map=x_tail_map, **common))
     if plan.slices > 1:
         add_partials(device, partial, out, accumulate=accumulate)
