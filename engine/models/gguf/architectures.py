@@ -154,8 +154,11 @@ BERT_NAMES = {
 
 GGUF_ARCHITECTURES: dict[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture("LlamaForCausalLM", "llama", LLAMA_NAMES, interleaved=True),
+    "mistral3": GGUFArchitecture("MistralForCausalLM", "mistral", LLAMA_NAMES, interleaved=True),
     "qwen2": GGUFArchitecture("Qwen2ForCausalLM", "qwen2", LLAMA_NAMES),
+    "qwen2vl": GGUFArchitecture("Qwen2ForCausalLM", "qwen2", LLAMA_NAMES),
     "qwen3": GGUFArchitecture("Qwen3ForCausalLM", "qwen3", LLAMA_NAMES),
+    "qwen3vl": GGUFArchitecture("Qwen3ForCausalLM", "qwen3", LLAMA_NAMES),
     "smollm3": GGUFArchitecture("SmolLM3ForCausalLM", "smollm3", LLAMA_NAMES, interleaved=True),
     "phi3": GGUFArchitecture("Phi3ForCausalLM", "phi3", PHI3_NAMES),
     "starcoder2": GGUFArchitecture("Starcoder2ForCausalLM", "starcoder2", STARCODER2_NAMES),

@@ -24,6 +24,7 @@ EMBEDDING = "token_embd.weight"
 # Architectures that llama.cpp gives another one's name to, told by their windows.
 WINDOWED = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
+TEMPERATURE = "attention.temperature_scale"  # of Ministral 3
 GPT_OSS = "GptOssForCausalLM"
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -39,6 +40,8 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         keys.refuse("attention.value_length", f"the length of keys, {head_dim}")
+    if keys.has(TEMPERATURE) and keys.number(TEMPERATURE, 0.0, 1e6):
+        keys.refuse(TEMPERATURE, "0: queries that are scaled by their position are not supported")
     context_length = keys.integer("context_length")
     tensors = model.tensors
     if EMBEDDING not in tensors:

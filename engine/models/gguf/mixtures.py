@@ -54,6 +54,7 @@ GGUF_MIXTURES: dict[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture("MixtralForCausalLM", "mixtral", _mixture("block_sparse_moe.gate", {}), interleaved=True),
     "qwen2moe": GGUFArchitecture("Qwen2MoeForCausalLM", "qwen2_moe", QWEN_NAMES),
     "qwen3moe": GGUFArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", QWEN_NAMES, norm_topk_prob=True),
+    "qwen3vlmoe": GGUFArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", QWEN_NAMES, norm_topk_prob=True),
     "granitemoe": GGUFArchitecture(
         "GraniteMoeForCausalLM", "granitemoe", _mixture("block_sparse_moe.router.layer", {}), interleaved=True
     ),

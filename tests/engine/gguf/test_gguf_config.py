@@ -82,6 +82,11 @@ def test_the_metadata_of_a_llama_become_its_configuration(tmp_path: Path, head: 
         ("smollm3", "SmolLM3ForCausalLM", {}),
         ("phi3", "Phi3ForCausalLM", {"attention__sliding_window": 2047}),
         ("llama", "MistralForCausalLM", {"attention__sliding_window": 1024}),
+        # Models that see, of which the file has the text: llama.cpp, conversion/mistral3.py and qwenvl.py.
+        ("mistral3", "MistralForCausalLM", {}),
+        ("qwen2vl", "Qwen2ForCausalLM", {"rope__dimension_sections": np.array([16, 24, 24, 0], np.int32)}),
+        ("qwen3vl", "Qwen3ForCausalLM", {"rope__dimension_sections": np.array([24, 20, 20, 0], np.int32)}),
+        ("qwen3vlmoe", "Qwen3MoeForCausalLM", {"expert_count": 4, "expert_used_count": 2}),
         ("gpt2", "GPT2LMHeadModel", {"attention__layer_norm_epsilon": 1e-5, "attention__head_count_kv": None}),
         ("bert", "BertModel", {"attention__layer_norm_epsilon": 1e-12, "attention__head_count_kv": None}),
     ],
@@ -173,6 +178,7 @@ def test_part_of_a_head_may_rotate(tmp_path: Path) -> None:
         (keys(rope__scaling__type="ntk"), "llama.rope.scaling.type must be none, linear, yarn or longrope, not 'ntk'"),
         (keys(rope__dimension_count=9), "rope.dimension_count must be from 1 to the length of keys, 8, not 9"),
         (keys(context_length="long"), "llama.context_length must be an integer from 1 to 2147483647, not 'long'"),
+        (keys("mistral3", attention__temperature_scale=0.1), "mistral3.attention.temperature_scale must be 0: queries"),
         (keys(block_count=5000), "num_hidden_layers must be an integer from 1 to 1024, not 5000"),
     ],
 )
@@ -233,7 +239,8 @@ def test_rows_of_queries_are_brought_back_in_order(tmp_path: Path) -> None:
     name = "model.layers.1.self_attn.q_proj.weight"
     head = [0, 2, 4, 6, 1, 3, 5, 7]
     assert rows_of(tmp_path, "llama", name) == [8 * group + row for group in range(4) for row in head]
-    assert rows_of(tmp_path, "qwen2", name) == list(range(32))
+    assert rows_of(tmp_path, "mistral3", name) == rows_of(tmp_path, "llama", name)
+    assert rows_of(tmp_path, "qwen2", name) == rows_of(tmp_path, "qwen2vl", name) == list(range(32))
     partial = [0, 2, 1, 3, 4, 5, 6, 7]
     assert rows_of(tmp_path, "llama", name, rope__dimension_count=4)[:8] == partial
 
