@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,7 @@ EMBEDDING = "token_embd.weight"
 WINDOWED = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
 TEMPERATURE = "attention.temperature_scale"  # of Ministral 3
-GPT_OSS = "GptOssForCausalLM"
+GPT_OSS, MINICPM = "GptOssForCausalLM", "MiniCPMForCausalLM"
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -74,6 +75,7 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
     if values["sliding_window"] is not None:
         name = WINDOWED.get(name, name)
     values |= _scalar(name, values)
+    values = {**_unsaid_multipliers(name, values), **values}
     if name == GPT_OSS and "rope_scaling" in values:
         values["rope_scaling"]["truncate"] = False  # of which the metadata have no key
     known = ARCHITECTURES.get(name)
@@ -139,6 +141,17 @@ def _scalar(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _multipliers(keys: ArchitectureKeys, names: Mapping[str, str]) -> dict[str, float]:
     return {theirs: keys.number(ours, 1e-6, 1e6) for ours, theirs in names.items() if keys.has(ours)}
+
+
+def _unsaid_multipliers(name: str, values: dict[str, Any]) -> dict[str, float]:
+    """MiniCPM's, of which its first files have no keys (llama.cpp, llama-model.cpp)."""
+    if name != MINICPM:
+        return {}
+    return {
+        "scale_emb": 12.0,
+        "residual_multiplier": 1.4 / math.sqrt(values["num_hidden_layers"]),
+        "logits_divisor": values["hidden_size"] / 256,
+    }
 
 
 def _norm_eps(keys: ArchitectureKeys) -> float:

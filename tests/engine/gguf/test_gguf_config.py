@@ -108,6 +108,17 @@ def test_values_for_each_layer_are_taken_where_they_are_equal(tmp_path: Path) ->
         config_of(tmp_path, keys(attention__head_count_kv=np.array([2, 4], np.int32)))
 
 
+def test_the_first_files_of_minicpm_do_not_say_its_multipliers(tmp_path: Path) -> None:
+    """Those of MiniCPM-2B: scale_emb 12, scale_depth 1.4, dim_model_base 256."""
+    config = config_of(tmp_path, keys("minicpm", block_count=4))
+    assert (config.embedding_multiplier, config.logits_multiplier) == (12.0, 256 / 32)
+    assert config.layers[0].residual_multiplier == pytest.approx(0.7)
+    said = {"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 4.0}
+    config = config_of(tmp_path, keys("minicpm", **said))
+    assert (config.embedding_multiplier, config.logits_multiplier) == (2.0, 1 / 4)
+    assert config.layers[0].residual_multiplier == 0.5
+
+
 def test_biases_are_found_by_their_tensors(tmp_path: Path) -> None:
     biased = {"blk.0.attn_q.bias": Stored.of(np.zeros(32)), "blk.0.ffn_up.bias": Stored.of(np.zeros(48))}
     config = config_of(tmp_path, keys(), {**tensors(), **biased})
