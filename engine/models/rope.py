@@ -181,15 +181,15 @@ def _parse_llama3(section: Fields, base: RopeConfig, max_positions: int) -> Rope
 
 def _parse_yarn(section: Fields, base: RopeConfig, max_positions: int) -> RopeConfig:
     section.defaults |= {"factor": max(max_positions / base.original_max_len, 1.0), "truncate": True}
-    section.defaults |= {"beta_fast": 32.0, "beta_slow": 1.0}
+    section.defaults |= {"beta_fast": 32.0, "beta_slow": 1.0, "attn_factor": 1.0}
     factor = section.number("factor", 1.0, 1e4)
     if section.has("attention_factor"):
         attention_factor = section.number("attention_factor", 1e-3, 1e3)
     elif section.raw("mscale") and section.raw("mscale_all_dim"):
         scale = _yarn_mscale(factor, section.number("mscale", 0.0, 1e3))
         attention_factor = scale / _yarn_mscale(factor, section.number("mscale_all_dim", 0.0, 1e3))
-    else:
-        attention_factor = _yarn_mscale(factor, 1.0)
+    else:  # the paper's code and vLLM multiply it by attn_factor
+        attention_factor = _yarn_mscale(factor, 1.0) * section.number("attn_factor", 1e-3, 1e3)
     return replace(
         base,
         factor=factor,

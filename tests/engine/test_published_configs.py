@@ -91,3 +91,17 @@ def test_command_r_has_the_context_that_model_max_length_says() -> None:
     )
     assert parse_config({**config, "max_position_embeddings": 131072}, {}).usual_context == 131072
     assert parse_config({**config, "max_position_embeddings": 8192}, {}).usual_context == 8192
+
+
+def test_attn_factor_multiplies_the_temperature_of_yarn() -> None:
+    # huggingface.co/deepseek-ai/DeepSeek-R1-0528-Qwen3-8B; github.com/deepseek-ai/DeepSeek-R1/issues/684: as it says.
+    scaling = {"factor": 4.0, "original_max_position_embeddings": 32768, "rope_type": "yarn"}
+    config = {**SIZES, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2, "vocab_size": 256}
+
+    def attention_factor(**more: float) -> float:
+        parsed = parse_config({**config, "max_position_embeddings": 131072, "rope_scaling": {**scaling, **more}}, {})
+        return parsed.ropes[0].attention_factor
+
+    assert attention_factor(attn_factor=0.8782488562869419) == pytest.approx(1.0)
+    assert attention_factor() == pytest.approx(1.1386294)
+    assert attention_factor(attention_factor=1.5, attn_factor=0.5) == 1.5
