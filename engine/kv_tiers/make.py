@@ -99,6 +99,7 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
         kernels,
         config.batch_invariant,
         config.load_format,
+        config.quantization,
         config.seed if config.load_format == "dummy" else None,
         dtype,
         config.kv_cache_dtype,

@@ -216,6 +216,20 @@ def test_another_block_size_or_dtype_or_other_weights_never_read_them(serve: Any
         os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
+def test_weights_that_were_quantised_while_loading_never_read_them(serve: Any, tmp_path: Path) -> None:
+    settings = {"kv_offload_gib": 0.05, "kv_offload_dir": str(tmp_path / "kv")}
+    first = serve(**settings)
+    two_turns(first)
+    first.settle()
+    first.close()
+    expected = two_turns(serve(quantization="fp8"))
+    second = serve(**settings, quantization="fp8")
+    second.settle()
+    assert second.tiers.disk is not None
+    assert not second.tiers.disk.entries
+    assert [tokens for tokens, _ in two_turns(second)] == [tokens for tokens, _ in expected]
+
+
 def test_a_corrupt_block_is_a_miss_and_is_said_once(
     serve: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
