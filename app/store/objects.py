@@ -238,9 +238,8 @@ class ObjectTable:
         """Evict what must go for one more object of `size` bytes. Raises StoreFullError."""
         delete_expired(database)
         count, num_bytes = self.usage(database, tenant)
-        (total,) = database.execute("SELECT COALESCE(SUM(bytes), 0) FROM usage").fetchone()
         num_excess = count + 1 - self._max_count
-        excess = max(num_bytes + size - self._max_bytes, total + size - self._limits.max_bytes)
+        excess = max(num_bytes + size - self._max_bytes, _total(database) + size - self._limits.max_bytes)
         if num_excess <= 0 and excess <= 0:
             return
         if not self._evicts:
@@ -259,11 +258,22 @@ class ObjectTable:
             last, num_excess, excess = used, num_excess - 1, excess - freed
         database.execute("DELETE FROM objects WHERE kind = ? AND tenant = ? AND used <= ?", (self.kind, tenant, last))
 
+    def check_store(self, database: sqlite3.Connection) -> None:
+        """Raise StoreFullError where all kinds and tenants together have more than the store may."""
+        if _total(database) > self._limits.max_bytes:
+            raise StoreFullError
+
     def usage(self, database: sqlite3.Connection, tenant: str) -> tuple[int, int]:
         """Number and bytes of a tenant's objects."""
         row = database.execute("SELECT count, bytes FROM usage WHERE kind = ? AND tenant = ?", (self.kind, tenant))
         count, num_bytes = row.fetchone() or (0, 0)
         return count, num_bytes
+
+
+def _total(database: sqlite3.Connection) -> int:
+    """Bytes of all kinds and tenants."""
+    (num_bytes,) = database.execute("SELECT COALESCE(SUM(bytes), 0) FROM usage").fetchone()
+    return int(num_bytes)
 
 
 def drop_content(database: sqlite3.Connection, seq: int) -> None:

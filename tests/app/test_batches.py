@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,14 @@ def until(api: openai.OpenAI, batch: Batch, *statuses: str) -> Batch:
         assert time.monotonic() < end, batch
         threading.Event().wait(0.05)
     return batch
+
+
+def waited(condition: Callable[[], bool]) -> None:
+    """Until it is true."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        threading.Event().wait(0.05)
 
 
 def results(api: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
@@ -383,6 +391,37 @@ def test_results_wait_in_hand_while_the_disk_is_full(
     batch = until(api, start(api, [line(f"c{i}") for i in range(20)]), *ENDED)
     assert len(results(api, batch.output_file_id)) == 20
     assert len(engine.words) == 20, "nothing ran twice"
+
+
+def test_fault_full_disk_results_beyond_the_limit_of_their_key_wait_until_it_deletes_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or until the batch is cancelled."""
+    monkeypatch.setattr(run, "SAVE_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(runner, "RETRY_DELAY", 0.01)
+    limit = 10**4
+    engine = Engine()
+
+    def stored() -> int:
+        with sqlite3.connect(tmp_path / "data" / DATABASE_FILE) as database:
+            (num_bytes,) = database.execute("SELECT SUM(bytes) FROM usage").fetchone()
+        return int(num_bytes)
+
+    with batch_server(tmp_path, engine, key_data_limit=limit / 2**30) as url, sdk(url) as api:
+        kept = api.files.create(file=b"x" * (limit - 2000), purpose="user_data")
+        lines = [line(f"c{i}", "long" * 20, n=100) for i in range(2)]
+        batch = start(api, [lines[0]])
+        waited(lambda: len(engine.words) == 100)
+        assert api.batches.retrieve(batch.id).status == "in_progress"
+        cancelled = start(api, [lines[1]])
+        waited(lambda: len(engine.words) == 200)
+        assert stored() < 2 * limit
+        api.batches.cancel(cancelled.id)
+        assert until(api, cancelled, *ENDED).status == "cancelled"
+        api.files.delete(kept.id)
+        batch = until(api, batch, "completed")
+        assert set(results(api, batch.output_file_id)) == {"c0"}
+        assert stored() < 2 * limit
 
 
 def test_results_are_held_and_written_a_few_at_a_time(api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from tessera.app.openai.batches.tables import change_status, counters, insert_ba
 from tessera.app.openai.files.files import Files
 from tessera.app.openai.pages import PageRequest
 from tessera.app.settings import AppSettings
+from tessera.app.store.errors import StoreQuotaError
 from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
 from tessera.app.store.store import Store
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError, RequestError
@@ -110,6 +111,17 @@ class Batches:
             return self._find(database, tenant, batch_id)[1]
 
         return await self.store.transact(change)
+
+    def check_results(self, database: sqlite3.Connection, tenant: str) -> None:
+        """Raise StoreFullError where a tenant's batches have too many results beside its files, which they become.
+
+        One line of a hundred bytes may have a result of megabytes, so that the input's size says nothing.
+        """
+        num_bytes = self.table.usage(database, tenant)[1] + self.files.num_bytes(database, tenant)
+        limit = int(self.settings.key_data_limit * 2**30)
+        if num_bytes > 2 * limit:
+            raise StoreQuotaError(f"At most {limit} bytes of batches, and of files, are stored for each API key.")
+        self.table.check_store(database)
 
     def _insert(
         self,

@@ -184,7 +184,7 @@ class BatchRun:
 
     async def _save_while(self, working: asyncio.Future[None], deadline: float) -> None:
         """Store results as they come, until all are stored or the batch is cancelled or over."""
-        looked_at = time.monotonic()
+        looked_at, is_told = time.monotonic(), False
         while (self._unsaved or not working.done()) and time.time() < deadline:
             await asyncio.wait({working}, timeout=SAVE_INTERVAL)
             if not self._unsaved and time.monotonic() - looked_at < LOOK_INTERVAL:
@@ -192,15 +192,26 @@ class BatchRun:
             looked_at = time.monotonic()
             try:
                 status = await self._save()
-            except (StoreFullError, StoreUnavailableError):
-                await asyncio.sleep(SAVE_RETRY_DELAY)  # the results stay in hand
-                continue
+            except (StoreFullError, StoreUnavailableError) as error:
+                if not is_told:
+                    logger.warning("results of a batch wait in hand: %s", error)
+                is_told = True
+                await asyncio.sleep(SAVE_RETRY_DELAY)
+                row = await self._store.query(partial(read_owned, seq=self._seq, owner=self._owner))
+                status = row.status
             if status != "in_progress":
                 return
 
     async def _save(self) -> Status:
         results = self._unsaved[:]
-        status = await self._store.transact(partial(save_results, seq=self._seq, owner=self._owner, results=results))
+
+        def save(database: sqlite3.Connection) -> Status:
+            status = save_results(database, self._seq, self._owner, results)
+            if results:
+                self._batches.check_results(database, read_owned(database, self._seq, self._owner).tenant)
+            return status
+
+        status = await self._store.transact(save)
         del self._unsaved[: len(results)]
         self._unsaved_bytes -= sum(len(result.data) for result in results)
         self._saved.set()

@@ -43,6 +43,10 @@ class Files:
         """Raise StoreFullError where no file of `size` bytes can be stored."""
         await self.store.transact(lambda database: self._table.make_room(database, tenant, size))
 
+    def num_bytes(self, database: sqlite3.Connection, tenant: str) -> int:
+        """Of a tenant's files."""
+        return self._table.usage(database, tenant)[1]
+
     async def publish(
         self, tenant: str, incoming: IncomingContent, filename: str, purpose: str, lifetime: int | None
     ) -> dict[str, Any]:
