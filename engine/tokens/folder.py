@@ -51,7 +51,7 @@ def read_folder_tokenizer(folder: Path) -> FolderTokenizer | None:
         left_out = add_listed_tokens(inner, listed)
         frame_as_asked(inner, config, named)
     else:
-        built = _build(folder, config)
+        built = _build(folder, config, listed)
         if built is None:
             return None
         inner, own, special = built
@@ -99,14 +99,14 @@ def _from_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _build(
-    folder: Path, config: dict[str, Any]
+    folder: Path, config: dict[str, Any], listed: dict[int, tokenizers.AddedToken]
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[tokenizers.AddedToken]] | None:
     """A tokenizer without special tokens, those it has by itself, and tokens to add; None where it cannot be built."""
     try:
         if (folder / "tokenizer.model").is_file():
             from tessera.engine.tokens.sentencepiece import read_sentencepiece
 
-            return read_sentencepiece(folder / "tokenizer.model")
+            return read_sentencepiece(folder / "tokenizer.model", listed)
         model_type = str(read_json(folder / "config.json").get("model_type"))
         if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
             inner = read_byte_level_bpe(folder, config, model_type)

@@ -6,6 +6,7 @@ Format: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_mo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -60,11 +61,15 @@ class SentencePieceTokenizer(NamedTuple):
     special: list[tokenizers.AddedToken]
 
 
-def read_sentencepiece(path: Path) -> SentencePieceTokenizer:
-    """Its special tokens are not added yet. Raises: ModelError naming what is wrong with the file."""
+def read_sentencepiece(path: Path, listed: Mapping[int, tokenizers.AddedToken]) -> SentencePieceTokenizer:
+    """Its special tokens are not added yet. `listed` by id: tokens that take the places of unused pieces.
+
+    Raises: ModelError naming what is wrong with the file.
+    """
     content = read_bytes(path, MAX_BYTES)
     try:
         model = parse_model(content)
+        _rename(model, listed)
         inner = _bpe(model) if model.kind == BPE else _unigram(model)
     except Exception as error:  # the library raises bare Exception
         raise ModelError(f"{path} is no SentencePiece model that can be used: {error}") from None
@@ -99,6 +104,15 @@ def parse_model(content: bytes) -> SentencePieceModel:
     if not model.escapes_spaces:
         raise ValueError("models that keep spaces as they are are not supported")
     return model
+
+
+def _rename(model: SentencePieceModel, listed: Mapping[int, tokenizers.AddedToken]) -> None:
+    """Give pieces the names that the folder lists for their ids, as InternLM 2 does with its unused ones."""
+    known = set(model.pieces)
+    for token_id, token in listed.items():
+        if model.piece(token_id) is not None and token.content not in known:
+            model.pieces[token_id] = token.content
+            model.types[token_id] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
 
 
 def _parse_piece(model: SentencePieceModel, content: bytes) -> None:

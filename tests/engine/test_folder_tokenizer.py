@@ -112,6 +112,20 @@ def test_settings_beside_a_sentencepiece_model(tmp_path: Path) -> None:
     assert len(tokenizer.encode("a", add_special_tokens=False)) == 1, "no space goes before it"
 
 
+def test_listed_tokens_take_the_places_of_unused_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """huggingface.co/internlm/internlm2_5-7b-chat: [UNUSED_TOKEN_146] of tokenizer.model is <|im_start|>."""
+    unused = [(f"[UNUSED_TOKEN_{number}]", -200.0, NORMAL) for number in (145, 146)]
+    end, start = len(bpe_pieces()), len(bpe_pieces()) + 1
+    listed = {str(end): {"content": "<|im_end|>", "special": True}, str(start): {"content": "<|im_start|>"}}
+    folder = write_model(tmp_path, [*bpe_pieces(), *unused])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": listed}))
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode("<|im_start|>abc<|im_end|>", add_special_tokens=False)
+    assert (ids[0], ids[-1]) == (start, end)
+    assert tokenizer.decode([end, start], skip_special_tokens=True) == "<|im_start|>"
+    assert not caplog.text
+
+
 def test_a_unigram_model_takes_the_likeliest_pieces(tmp_path: Path) -> None:
     pieces = [(piece, -1.0 if len(piece) > 1 else -3.0, NORMAL) for piece in ["\u2581", *"abc", "\u2581ab", "bc", "ca"]]
     folder = write_model(tmp_path, [*SPECIAL, *BYTES, *pieces], UNIGRAM, spaces=True)
