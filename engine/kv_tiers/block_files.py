@@ -17,6 +17,7 @@ import numpy as np
 FORMAT = 1
 MAGIC = b"tessera-kv\n"
 SUFFIX = ".kv"
+UNFINISHED = "block.new"  # the file that is being written, beside the folders that are scanned
 LENGTH_BYTES = 4  # of the header's length, little-endian
 MAX_HEADER = 1 << 16  # bytes
 HEADER_BYTES = 1024  # of a file beside its block, for the count of bytes; a header of 128 tokens has 700
@@ -70,6 +71,7 @@ class BlockFiles:
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / UNFINISHED).unlink(missing_ok=True)
             self._claim(f"{FORMAT} {form}\n")
         except OSError:
             os.close(self._lock)
@@ -100,7 +102,7 @@ class BlockFiles:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         checksum = hashlib.sha256(block.data).digest()
         encoded = msgspec.msgpack.encode(msgspec.structs.replace(header, checksum=checksum))
-        temporary = path.with_suffix(".new")
+        temporary = self.folder / UNFINISHED
         try:
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0) as file:
                 _write_all(file.fileno(), MAGIC + len(encoded).to_bytes(LENGTH_BYTES, "little") + encoded)
@@ -131,10 +133,11 @@ class BlockFiles:
         found: list[tuple[float, Path]] = []
         for part in self._parts():
             for path in part.iterdir():
-                if path.suffix == SUFFIX:
-                    found.append((path.stat().st_mtime, path))
-                else:
-                    path.unlink()
+                with contextlib.suppress(FileNotFoundError):  # one that is removed meanwhile
+                    if path.suffix == SUFFIX:
+                        found.append((path.stat().st_mtime, path))
+                    else:
+                        path.unlink()
         for _, path in sorted(found):
             try:
                 with open(path, "rb", buffering=0) as file:
