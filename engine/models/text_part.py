@@ -25,6 +25,7 @@ TEXT_TYPES = {
 # Savers leave out of a section what its class has by default (Hugging Face transformers, configuration_*.py).
 SIZE_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 SIZES = {
+    "cohere": (256000, 8192, 22528, 40, 64),
     "cohere2": (256000, 8192, 22528, 40, 64),
     "gemma": (256000, 3072, 24576, 28, 16),
     "gemma2": (256000, 2304, 9216, 26, 8),
@@ -32,6 +33,7 @@ SIZES = {
     "llama": (32000, 4096, 11008, 32, 32),
     "mistral": (32000, 4096, 14336, 32, 32),
     "qwen2": (151936, 4096, 22016, 32, 32),
+    "qwen3": (151936, 4096, 22016, 32, 32),
 }
 ROPE_KEYS = ("rope_scaling", "rope_parameters")
 MROPE_KEYS = ("mrope_section", "mrope_interleaved")

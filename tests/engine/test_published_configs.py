@@ -80,6 +80,10 @@ def test_a_section_leaves_out_the_sizes_that_its_class_has_by_default() -> None:
     # huggingface.co/HuggingFaceTB/SmolVLM2-2.2B-Instruct says all sizes but its 32 heads.
     smolvlm = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2}
     assert of_text({**smolvlm, "vocab_size": 49280, "head_dim": 64}, "SmolVLM").num_heads == 32
+    # huggingface.co/CohereLabs/aya-vision-8b leaves out the vocabulary, and so may one of Cohere's first generation.
+    aya = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
+    for model_type in ("cohere", "cohere2"):
+        assert of_text({**aya, "model_type": model_type}, "AyaVision").vocab_size == 256000
 
 
 def test_command_r_has_the_context_that_model_max_length_says() -> None:
