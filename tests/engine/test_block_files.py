@@ -60,8 +60,8 @@ def test_what_was_not_written_to_its_end_is_removed_at_the_next_start(
     def die(*paths: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("tessera.engine.kv_tiers.block_files.os.replace", die)
+    monkeypatch.setattr("tessera.engine.kv_tiers.block_files.os.replace", die)
+    with pytest.raises(KeyboardInterrupt):
         files.write(header_of(1), BLOCK)
     files.close()
     before = {path.name for path in tmp_path.iterdir() if path.is_file()}
