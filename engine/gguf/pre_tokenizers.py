@@ -41,6 +41,7 @@ EXAONE_MOE = (
 BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 FALCON_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+GROUPED_DIGITS = r"\d{1,3}(?=(?:\d{3})*\b)"  # in threes, counted from the last
 THREE_DIGITS = "[0-9][0-9][0-9]"
 CHINESE_AND_KOREAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 CHINESE_AND_JAPANESE = "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
@@ -123,6 +124,8 @@ PRE_TOKENIZERS = _by_name(
     (PreTokenizer((r"\p{N}{1,3}", CHINESE_AND_JAPANESE, DEEPSEEK3)), ("deepseek-v3", "hunyuan-dense", "joyai-llm")),
     (PreTokenizer((TEKKEN,), whole_words=True, adds_bos=True), ("tekken",)),
     (PreTokenizer((GPT4O,)), ("gpt-4o", "llama4", "kanana2", "minimax-m2")),
+    (PreTokenizer((GROUPED_DIGITS, GPT4O)), ("tiny_aya",)),
+    (PreTokenizer((r"\p{N}{1,3}", LLAMA3), whole_words=True), ("minicpm5",)),
     (PreTokenizer((BLOOM,)), ("bloom", "poro-chat", "gpt3-finnish")),
     (PreTokenizer((BLOOM, r"\p{N}")), ("viking",)),
     (PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))")), ("superbpe",)),

@@ -183,6 +183,20 @@ def test_the_named_pre_tokenizer_splits(tmp_path: Path, pre: str, expected: list
     assert encode(bpe(tmp_path, pre=pre, tokens=tokens, token_type=types, merges=["1 2"]), "121") == expected
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        # llama.cpp, llama-vocab.cpp, of which the first is Tiny Aya's (Cohere2) and the second MiniCPM 5's (Llama).
+        ("tiny_aya", ["1", "234", "567", " Don't", " a", "!\n\n"]),
+        ("minicpm5", ["123", "456", "7", " Don", "'t", " a", "!\n\n"]),
+    ],
+)
+def test_digits_are_grouped_from_either_end(tmp_path: Path, pre: str, expected: list[str]) -> None:
+    text = "1234567 Don't a!\n\n"
+    pieces = bpe(tmp_path, pre=pre).inner.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[begin:end] for _, (begin, end) in pieces] == expected
+
+
 @pytest.mark.parametrize("pre", ["default", "deepseek-llm", "deepseek-v3", "tekken", "gpt-4o", "bloom"])
 def test_every_pattern_keeps_the_whole_text(tmp_path: Path, pre: str) -> None:
     inner = bpe(tmp_path, pre=pre).inner
