@@ -11,6 +11,7 @@ SECTIONS = ("text_config", "llm_config", "language_config")
 TIED = "tie_word_embeddings"
 OUTER_KEYS = (TIED, "torch_dtype", "dtype", "bos_token_id", "eos_token_id", "vocab_size")
 CLASS_ENDING = "ForConditionalGeneration"
+PREFIX_TYPES = ("paligemma",)  # whose prompts see both sides of their text
 # Of models that see, by the layers of the language model in them. Their rotary embedding has three positions for an
 # image's patch, which are equal for a token of text: that is the usual one.
 TEXT_TYPES = {
@@ -46,6 +47,8 @@ def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     listed = values.get("architectures")
     if not isinstance(listed, list) or not listed or not str(listed[0]).endswith(CLASS_ENDING):
+        return None
+    if values.get("model_type") in PREFIX_TYPES:
         return None
     section = next((values[key] for key in SECTIONS if isinstance(values.get(key), dict)), None)
     if section is None and values.get("model_type") not in TEXT_TYPES:

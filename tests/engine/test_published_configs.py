@@ -109,3 +109,12 @@ def test_attn_factor_multiplies_the_temperature_of_yarn() -> None:
     assert attention_factor(attn_factor=0.8782488562869419) == pytest.approx(1.0)
     assert attention_factor() == pytest.approx(1.1386294)
     assert attention_factor(attention_factor=1.5, attn_factor=0.5) == 1.5
+
+
+def test_a_model_whose_prompts_see_both_ways_is_refused() -> None:
+    # huggingface.co/google/paligemma-3b-pt-224; transformers, modeling_paligemma.py: create_causal_mask_mapping.
+    text = {**SIZES, "model_type": "gemma", "num_hidden_layers": 2, "vocab_size": 256, "head_dim": 16}
+    whole = {"architectures": ["PaliGemmaForConditionalGeneration"], "model_type": "paligemma", "text_config": text}
+    assert text_part(whole) is None
+    with pytest.raises(ModelError, match='architecture "PaliGemmaForConditionalGeneration" is not supported'):
+        parse_config(whole, {})
