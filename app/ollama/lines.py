@@ -53,7 +53,10 @@ class Shown:
 
 
 class CallReader:
-    """Tool calls from a completion's parts, each given out once it is whole; one that is cut is left out."""
+    """Tool calls from a completion's parts, each given out once it is whole; one that is cut is left out.
+
+    Ollama's arguments are an object, so those that are none are shown as the model wrote them, in the content.
+    """
 
     def __init__(self) -> None:
         self._open: CallStart | None = None
@@ -61,12 +64,14 @@ class CallReader:
 
     def read_parts(self, parts: Sequence[Part]) -> Shown:
         content, thinking = [], []
-        calls: list[dict[str, Any]] = []
+        calls: list[Mapping[str, Any]] = []
         for part in parts:
             if isinstance(part, CallArguments):
                 self._arguments.append(part.text)
                 continue
-            calls += self.finish()
+            ended = self.finish()
+            content.append(ended.content)
+            calls += ended.calls
             if isinstance(part, CallStart):
                 self._open = part
             elif isinstance(part, Content):
@@ -75,19 +80,20 @@ class CallReader:
                 thinking.append(part.text)
         return Shown("".join(content), "".join(thinking), calls)
 
-    def finish(self) -> list[dict[str, Any]]:
-        """The call that is open, if it is whole."""
+    def finish(self, *, cut: bool = False) -> Shown:
+        """The call that is open."""
         start, text = self._open, "".join(self._arguments)
         self._open, self._arguments = None, []
         if start is None:
-            return []
+            return Shown()
         try:
             arguments = orjson.loads(text or "{}")
         except orjson.JSONDecodeError:
             arguments = None
         if not isinstance(arguments, dict):
-            return []
-        return [{"id": start.id, "function": {"index": start.index, "name": start.name, "arguments": arguments}}]
+            return Shown() if cut else Shown(content=text)
+        function = {"index": start.index, "name": start.name, "arguments": arguments}
+        return Shown(calls=[{"id": start.id, "function": function}])
 
 
 class AnswerLines(ABC):
@@ -123,7 +129,7 @@ class AnswerLines(ABC):
         return self._delta_line(delta, self._read(delta))
 
     def closing(self) -> bytes:
-        return orjson.dumps(self._last(Shown(calls=self._calls.finish()))) + b"\n"
+        return orjson.dumps(self._last(self._end())) + b"\n"
 
     def failure(self, error: RequestError) -> bytes:
         return orjson.dumps(ollama_error_object(error)) + b"\n"
@@ -131,13 +137,17 @@ class AnswerLines(ABC):
     def whole(self, completion: Completion) -> dict[str, Any]:
         """The finished answer where it is not streamed."""
         delta = completion.as_delta()
-        shown = self._read(delta)
-        shown.calls = [*shown.calls, *self._calls.finish()]
+        shown, end = self._read(delta), self._end()
+        shown.content += end.content
+        shown.calls = [*shown.calls, *end.calls]
         return {**self._last(shown), **self._logprobs(delta)}
 
     def _read(self, delta: Delta) -> Shown:
         self._finish_reason = delta.finish_reason
         return self._calls.read_parts(delta.as_parts())
+
+    def _end(self) -> Shown:
+        return self._calls.finish(cut=self._finish_reason == "length")
 
     def _delta_line(self, delta: Delta, shown: Shown) -> bytes:
         logprobs = self._logprobs(delta)

@@ -449,14 +449,32 @@ def test_a_turn_with_a_call_comes_back_with_its_reasoning(settings: AppSettings,
     assert prompt_of(client).endswith(f"{shown}<|start|>assistant")
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+@pytest.mark.parametrize("path", BODIES)
 def test_streams_have_no_marks(settings: AppSettings, path: str) -> None:
-    response = post(saying(f"{THOUGHT}{PREAMBLE}{PARIS}"), settings, path, **BODIES[path], stream=True)
+    response = post(saying(f"{THOUGHT}{PREAMBLE}{PARIS}"), settings, path, **{**BODIES[path], "stream": True})
     assert "<|" not in response.text
+    if path == "/api/chat":
+        lines = [json.loads(line)["message"] for line in response.text.splitlines()]
+        assert "".join(line.get("thinking", "") for line in lines) == "hm"
+        assert "".join(line["content"] for line in lines) == "I look."
+        assert [call["function"]["arguments"] for line in lines for call in line.get("tool_calls", [])] == [
+            {"city": "Paris"}
+        ]
     if path == "/v1/chat/completions":
         deltas = [event["choices"][0]["delta"] for event in events(response.content)]
         assert "".join(delta.get("reasoning") or "" for delta in deltas) == "hm"
         assert "".join(delta.get("content") or "" for delta in deltas) == "I look."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", ["1 + 1", '{"city": "Par', "[1]"])
+def test_what_is_no_object_is_text_where_arguments_are_objects(settings: AppSettings, body: str, stream: bool) -> None:
+    """The code of a built-in tool, or broken JSON: Ollama's form of calls has no room for them."""
+    text = f"{THOUGHT}<|channel|>commentary to=python<|message|>{body}<|call|>"
+    response = post(saying(text), settings, "/api/chat", **{**BODIES["/api/chat"], "stream": stream})
+    lines = [json.loads(line)["message"] for line in response.text.splitlines()]
+    assert "".join(line["content"] for line in lines) == body
+    assert not any("tool_calls" in line for line in lines)
 
 
 def test_reasoning_tokens_are_counted_and_a_call_ends_the_completion(settings: AppSettings) -> None:
