@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import compress
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,7 +63,8 @@ class DiskTier:
         self._wiped: set[int] | None = set()  # accounts that were wiped before the scan was done; None: all
         self._unwanted: list[PublishedBlock] = []  # were dropped while they were written
         self._said_corrupt = False
-        self._scan: Future[list[BlockHeader]] | None = self._reader.submit(lambda: list(store.scan()))
+        # Before any write, and beside reads, which would wait for it.
+        self._scan: Future[list[BlockHeader]] | None = self._writer.submit(lambda: list(store.scan()))
 
     @property
     def can_write(self) -> bool:
@@ -146,9 +147,8 @@ class DiskTier:
         if self._scan is not None and self._scan.done():
             self._adopt(self._scan)
             self._scan = None
-        are_done = [write.done() for _, write, _ in self._writes]
-        ended = list(compress(self._writes, are_done))
-        self._writes = [each for each, is_done in zip(self._writes, are_done, strict=True) if not is_done]
+        ended = list(takewhile(lambda each: each[1].done(), self._writes))
+        del self._writes[: len(ended)]
         for published, write, nbytes in ended:
             self._note_write(published, write, nbytes)
         return [published for published, _, _ in ended]
@@ -159,11 +159,13 @@ class DiskTier:
             self._forget(published.digest)
         elif any(each is published for each, _, _ in self._writes):
             self._unwanted.append(published)
+            self._writer.submit(self._store.remove, published.digest)
 
     def wipe_left(self, accounts: Collection[int] | None) -> None:
         """Remove what an earlier process left, of these accounts or of all."""
         if self._scan is not None:
             self._wiped = None if accounts is None or self._wiped is None else self._wiped | set(accounts)
+            self._writer.submit(self._remove_scanned, self._scan, accounts)
         left = [
             digest
             for digest, entry in self.entries.items()
@@ -185,11 +187,11 @@ class DiskTier:
         self._metrics.num_bytes[TO_DISK] += nbytes
         if published.digest in self.entries:  # a scan has found an earlier process's, which this file replaces
             del self.entries[published.digest]
+        if published in self._unwanted:  # and removed it behind the write
+            self._unwanted.remove(published)
+            return
         published.on_disk = True
         self.entries[published.digest] = published
-        if published in self._unwanted:
-            self._unwanted.remove(published)
-            self._forget(published.digest)
         self._shrink()
 
     def _note_bad(self, error: Exception) -> None:
@@ -212,12 +214,16 @@ class DiskTier:
             return
         own, self.entries = self.entries, OrderedDict()
         for header in headers:
-            if self._wiped is None or header.account in self._wiped:
-                self._writer.submit(self._store.remove, header.digest)
-            elif header.digest not in own:
+            if self._wiped is not None and header.account not in self._wiped and header.digest not in own:
                 self.entries[header.digest] = header
         self.entries.update(own)
         self._shrink()
+
+    def _remove_scanned(self, scan: Future[list[BlockHeader]], accounts: Collection[int] | None) -> None:
+        """In the writer's thread, behind the scan: what is wiped goes even if nothing settles any more."""
+        for header in scan.result():
+            if accounts is None or header.account in accounts:
+                self._store.remove(header.digest)
 
     def _shrink(self) -> None:
         while len(self.entries) > self.max_blocks:
