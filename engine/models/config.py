@@ -227,6 +227,8 @@ def parse_config(
     for key, reason in architecture.refused.items():
         if config.raw(key):
             config.refuse(key, f"false: {reason}")
+    if config.raw("is_causal") is False and not architecture.encoder:
+        config.refuse("is_causal", "true: a decoder's tokens see those before them alone")
     for key, rule in architecture.required.items():
         if config.has(key) and config.raw(key) != rule(config):
             config.refuse(key, shown(rule(config)))

@@ -118,3 +118,11 @@ def test_a_model_whose_prompts_see_both_ways_is_refused() -> None:
     assert text_part(whole) is None
     with pytest.raises(ModelError, match='architecture "PaliGemmaForConditionalGeneration" is not supported'):
         parse_config(whole, {})
+
+
+def test_a_decoder_whose_tokens_see_both_sides_is_refused() -> None:
+    # The key of embedding models made from decoders: transformers, masking_utils.py, create_causal_mask.
+    config = {**SIZES, "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 2, "vocab_size": 256}
+    assert parse_config({**config, "is_causal": True}, {}).num_layers == 2
+    with pytest.raises(ModelError, match="is_causal must be true"):
+        parse_config({**config, "is_causal": False}, {})

@@ -60,6 +60,7 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "rms_norm_eps": _norm_eps(keys),
         "sliding_window": keys.integer("attention.sliding_window", 0) or None,
         "clip_qkv": keys.number("attention.clamp_kqv", 0.0, 1e9, 0.0) or None,
+        "is_causal": keys.boolean("attention.causal"),
         "use_parallel_residual": keys.boolean("use_parallel_residual"),
         **_window_pattern(keys),
         **_biases(model),

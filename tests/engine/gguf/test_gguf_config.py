@@ -88,7 +88,15 @@ def test_the_metadata_of_a_llama_become_its_configuration(tmp_path: Path, head: 
         ("qwen3vl", "Qwen3ForCausalLM", {"rope__dimension_sections": np.array([24, 20, 20, 0], np.int32)}),
         ("qwen3vlmoe", "Qwen3MoeForCausalLM", {"expert_count": 4, "expert_used_count": 2}),
         ("gpt2", "GPT2LMHeadModel", {"attention__layer_norm_epsilon": 1e-5, "attention__head_count_kv": None}),
-        ("bert", "BertModel", {"attention__layer_norm_epsilon": 1e-12, "attention__head_count_kv": None}),
+        (
+            "bert",
+            "BertModel",
+            {
+                "attention__layer_norm_epsilon": 1e-12,
+                "attention__head_count_kv": None,
+                "attention__causal": False,
+            },
+        ),
     ],
 )
 def test_every_architecture_is_found(tmp_path: Path, architecture: str, name: str, changed: dict[str, Any]) -> None:
@@ -189,6 +197,7 @@ def test_part_of_a_head_may_rotate(tmp_path: Path) -> None:
         (keys(rope__scaling__type="ntk"), "llama.rope.scaling.type must be none, linear, yarn or longrope, not 'ntk'"),
         (keys(rope__dimension_count=9), "rope.dimension_count must be from 1 to the length of keys, 8, not 9"),
         (keys(context_length="long"), "llama.context_length must be an integer from 1 to 2147483647, not 'long'"),
+        (keys("qwen2", attention__causal=False), "is_causal must be true: a decoder's tokens see those before them"),
         (keys("mistral3", attention__temperature_scale=0.1), "mistral3.attention.temperature_scale must be 0: queries"),
         (keys(block_count=5000), "num_hidden_layers must be an integer from 1 to 1024, not 5000"),
     ],
