@@ -123,7 +123,7 @@ class _Watch:
     """Looks at threads that are waited for."""
 
     def __init__(self, timeout: float) -> None:
-        self._most_looks = max(round(timeout / LOOK_SECONDS), 1)
+        self._most_looks = max(round(timeout / LOOK_SECONDS) - 1, 1)  # after the first, which has nothing to compare
         self._idle_looks = 0  # not seconds: a machine that slept has looked once
         self._looked = time.monotonic()
         self._computed: dict[int, float] = {}  # by clock

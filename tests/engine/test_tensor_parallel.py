@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.collectives.cpu import CpuCollectives
-from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.collectives.rendezvous import LOOK_SECONDS, Rendezvous, _Watch
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, RankError
 from tessera.engine.contract.messages import AddRequest, RequestOutput
@@ -36,6 +38,7 @@ from tests.support.tiny_models import TINY_MODELS, build
 from tests.support.token_ids import token_ids
 
 CLIENT = b"client"
+SPAWN = multiprocessing.get_context("spawn")
 DEADLINE = 30.0  # seconds; only a failing test waits this long
 PREFIX = [3 + 7 * place % 60 for place in range(17)]
 # One prompt begins with another, which is in the prefix cache by then.
@@ -240,10 +243,14 @@ class Stuck:
         return self._start(batch)
 
 
-def faulty(folder: Path, index: int, fault: Callable[[], None], on_hang: Callable[[RankError], None]) -> ParallelRunner:
+def faulty(
+    folder: Path, index: int, fault: Callable[[], None], on_hang: Callable[[RankError], None] | None
+) -> ParallelRunner:
+    """`on_hang`: None for what the engine does, when it does."""
     config = EngineConfig(model=str(folder), tensor_parallel_size=2, **TINY)
     ranks = make_cpu_runner(config, load_config(folder), on_hang=on_hang)
-    ranks.rendezvous.timeout = 0.5
+    if on_hang is not None:
+        ranks.rendezvous.timeout = 0.5
     runner = (ranks.first, *ranks.others)[index]
     runner.start = Stuck(runner, index, fault)  # type: ignore[method-assign]
     return ranks
@@ -285,6 +292,27 @@ def test_a_rank_that_hangs_is_noticed_by_the_others(index: int, folder_of: Calla
     ranks.close()
 
 
+def hang_in_a_step(folder: Path, index: int, begun: Any) -> None:
+    """The life of a process whose ranks are as the engine has them."""
+
+    def hang() -> None:
+        begun.set()
+        threading.Event().wait()
+
+    faulty(folder, index, hang, on_hang=None).start(step_of(5))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_hang_ends_the_process_within_five_seconds(index: int, folder_of: Callable[[str], Path]) -> None:
+    """Whose supervisor then starts it again."""
+    begun = SPAWN.Event()
+    process = SPAWN.Process(target=hang_in_a_step, args=(folder_of("llama"), index, begun), daemon=True)
+    process.start()
+    assert begun.wait(DEADLINE)
+    process.join(5)
+    assert process.exitcode == 1
+
+
 def assert_set(event: threading.Event) -> None:
     assert event.wait(DEADLINE)
 
@@ -292,6 +320,12 @@ def assert_set(event: threading.Event) -> None:
 def swallow(function: Callable[[], Any]) -> None:
     with contextlib.suppress(RankError):
         function()
+
+
+def test_a_rank_that_hangs_is_late_after_the_time_that_is_named() -> None:
+    watch = _Watch(4.0)
+    looks = next(number for number in count(1) if watch.hangs([None]))
+    assert looks * LOOK_SECONDS == 4.0
 
 
 def test_a_rank_that_computes_is_not_late() -> None:
