@@ -1,10 +1,12 @@
 """config.json of an EAGLE-3 head (Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models
-via Training-Time Test"), in the form of the published heads that vLLM and SGLang read."""
+via Training-Time Test"), in the forms of the published heads that vLLM and SGLang read: of the paper's authors and of
+the speculators library, which has the layer's values in a section of their own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.models.config import ModelConfig, parse_config
@@ -12,6 +14,9 @@ from tessera.engine.models.fields import Fields, read_json_object
 
 NUM_FEATURES = 3  # hidden states of the served model that make a feature
 MAX_VOCAB = 2**22
+LAYER_SECTION = "transformer_layer_config"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+NORMS = ("norm_before_fc", "fc_norm", "norm_output")  # which no head of the paper has
 
 
 @dataclass(frozen=True)
@@ -36,17 +41,23 @@ def read_eagle3(folder: Path, served: ModelConfig) -> Eagle3Config:
     if not path.is_file():
         raise ConfigError(f"{name} has no config.json; give a folder with config.json and *.safetensors")
     values = read_json_object(path)
+    values = {**Fields(str(path), values).section(LAYER_SECTION).values, **values}
+    values.pop(LAYER_SECTION, None)
     fields = Fields(str(path), values)
-    listed = values.get("architectures")
-    if not isinstance(listed, list) or not any(isinstance(each, str) and "eagle3" in each.lower() for each in listed):
-        raise ConfigError(f"{name} is of another kind: architectures of its config.json must name an Eagle3 model")
-    if "transformer_layer_config" in values:
-        raise ConfigError(f"{name} is in the form of the speculators library, which is not supported")
+    if not _is_eagle3(values):
+        raise ConfigError(
+            f"{name} is of another kind: architectures of its config.json must name an Eagle3 model, or "
+            "draft_vocab_size be given"
+        )
+    eagle = fields.section("eagle_config")
+    for key in NORMS:
+        if values.get(key) or eagle.raw(key):
+            raise ConfigError(f"{name} is of another kind: {key} is not supported")
     if values.get("num_hidden_layers") != 1:
         raise ConfigError(f"{name} must have one layer: num_hidden_layers is {values.get('num_hidden_layers')}")
     for key, own, theirs in (
         ("vocab_size", values.get("vocab_size"), served.vocab_size),
-        ("hidden_size", values.get("target_hidden_size", values.get("hidden_size")), served.hidden_size),
+        ("hidden_size", values.get("target_hidden_size") or values.get("hidden_size"), served.hidden_size),
         ("hidden_size", values.get("hidden_size"), served.hidden_size),
     ):
         if own != theirs:
@@ -66,16 +77,33 @@ def read_eagle3(folder: Path, served: ModelConfig) -> Eagle3Config:
     head_dim = model.layers[0].attention.head_dim
     if model.hidden_size % (2 * head_dim):
         raise ConfigError(f"{name}: a hidden size of {model.hidden_size} does not divide into heads of {2 * head_dim}")
-    own = fields.section("eagle_config")
-    layers = own.raw("eagle_aux_hidden_state_layer_ids")
-    count = served.num_layers
-    if layers is None:
-        chosen = [min(2, count - 1), count // 2, max(count - 3, 0)]
-    elif (
-        isinstance(layers, list) and len(layers) == NUM_FEATURES and all(layer in range(count - 1) for layer in layers)
+    layers = _feature_layers(fields, eagle, served.num_layers, name)
+    before = eagle.raw("norm_before_residual") or values.get("norm_before_residual")
+    return Eagle3Config(folder, model, layers, norm_before_residual=bool(before))
+
+
+def _is_eagle3(values: dict[str, Any]) -> bool:
+    if "speculators_model_type" in values:
+        return bool(values["speculators_model_type"] == "eagle3")
+    listed = values.get("architectures")
+    names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+    return any("eagle3" in each.lower() for each in names) or values.get("draft_vocab_size") is not None
+
+
+def _feature_layers(fields: Fields, eagle: Fields, count: int, name: str) -> tuple[int, ...]:
+    """Ascending. The file names layers by their inputs, as vLLM does, or in `eagle_config` by their outputs, as SGLang.
+
+    Raises: ConfigError.
+    """
+    listed, first = fields.raw(LAYER_IDS), 0
+    if listed is None:
+        listed, first = eagle.raw(LAYER_IDS), 1
+    if listed is None:
+        return tuple(sorted((min(2, count - 1), count // 2, max(count - 3, 0))))
+    if (
+        isinstance(listed, list)
+        and len(listed) == NUM_FEATURES
+        and all(layer in range(count - first) for layer in listed)
     ):
-        chosen = [layer + 1 for layer in layers]  # whose outputs they are
-    else:
-        raise ConfigError(f"{name}: eagle_aux_hidden_state_layer_ids must be {NUM_FEATURES} of the {count} layers")
-    before = own.raw("norm_before_residual") or values.get("norm_before_residual")
-    return Eagle3Config(folder, model, tuple(sorted(chosen)), norm_before_residual=bool(before))
+        return tuple(sorted(layer + first for layer in listed))
+    raise ConfigError(f"{name}: {LAYER_IDS} must be {NUM_FEATURES} of the {count} layers")

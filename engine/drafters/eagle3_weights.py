@@ -26,6 +26,10 @@ Array = np.ndarray[Any, Any]
 Read = Callable[[str, tuple[int, ...]], Array]
 
 DUMMY_STD = 0.02
+SPELLINGS = (("model.", ""), ("layers.0.", "midlayer."))  # beginnings of names, and what stands for them
+# Of no use to a head that drafts: the way back from `d2t`, and what training needs.
+NEEDLESS = ("t2d", "mask_hidden", "verifier_norm.weight", "verifier_lm_head.weight")
+ROTARY = "rotary_emb.inv_freq"
 
 
 @dataclass(frozen=True)
@@ -69,20 +73,24 @@ def load_eagle3(
     Raises: ConfigError naming a tensor that is missing or of another shape; ModelError.
     """
     checkpoint = Checkpoint(config.folder)
+    unread = {_name_of(name): name for name in checkpoint.names}
 
     def read(name: str, shape: tuple[int, ...]) -> Array:
-        if name not in checkpoint.names:
+        if name not in unread:
             raise ConfigError(f"the EAGLE-3 head {config.folder} has no tensor {name}")
-        if checkpoint.shape(name) != shape:
-            found = list(checkpoint.shape(name))
-            raise ConfigError(f"the EAGLE-3 head {config.folder}: {name} has the shape {found}, not {list(shape)}")
-        return checkpoint.tensor(name)
+        found = unread.pop(name)
+        if checkpoint.shape(found) != shape:
+            raise ConfigError(
+                f"the EAGLE-3 head {config.folder}: {found} has the shape {list(checkpoint.shape(found))}, not "
+                f"{list(shape)}"
+            )
+        return checkpoint.tensor(found)
 
-    if "embed_tokens.weight" in checkpoint.names:
+    if "embed_tokens.weight" in unread:
         values = read("embed_tokens.weight", (vocab_size, config.model.hidden_size))
         embedding = LinearWeight.of(_on(device, values, dtype))
     token_ids = None
-    if "d2t" in checkpoint.names:
+    if "d2t" in unread:
         steps = read("d2t", (config.model.vocab_size,)).astype(np.int64)
         named = np.arange(len(steps)) + steps
         if named.min() < 0 or named.max() >= vocab_size:
@@ -92,7 +100,11 @@ def load_eagle3(
         token_ids = from_numpy(named.astype(np.int32)[:, None], device)
     elif config.model.vocab_size != vocab_size:
         raise ConfigError(f"the EAGLE-3 head {config.folder} has no tensor d2t, which says what its tokens stand for")
-    return build_eagle3(config, dtype, device, embedding, token_ids, read)
+    weights = build_eagle3(config, dtype, device, embedding, token_ids, read)
+    others = sorted(found for name, found in unread.items() if name not in NEEDLESS and not name.endswith(ROTARY))
+    if others:
+        raise ConfigError(f"the EAGLE-3 head {config.folder} is of another kind: its tensor {others[0]} has no use")
+    return weights
 
 
 def dummy_eagle3(
@@ -155,6 +167,14 @@ def build_eagle3(
         combine=tuple(matrix(fc[:, part * hidden : (part + 1) * hidden]) for part in range(NUM_FEATURES)),
         token_ids=token_ids,
     )
+
+
+def _name_of(tensor: str) -> str:
+    """Its name in the form of the paper's authors."""
+    for beginning, instead in SPELLINGS:
+        if tensor.startswith(beginning):
+            tensor = instead + tensor.removeprefix(beginning)
+    return tensor
 
 
 def _on(device: Device, values: Array, dtype: np.dtype[Any]) -> Tensor:

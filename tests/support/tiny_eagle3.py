@@ -61,6 +61,29 @@ def write_head(folder: Path, hidden: int, vocab_size: int, num_tokens: int, **ch
     return {**tensors, "tokens": chosen}
 
 
+def write_as_speculators(head: Path, folder: Path, **changed: Any) -> None:
+    """The head in `head` in the form of the speculators library."""
+    config = json.loads((head / "config.json").read_text())
+    num_tokens = config.pop("draft_vocab_size")
+    values = {
+        "architectures": ["Eagle3DraftModel"],
+        "draft_vocab_size": num_tokens,
+        "norm_before_fc": False,
+        "norm_before_residual": False,
+        "speculators_model_type": "eagle3",
+        "target_hidden_size": None,
+        "transformer_layer_config": {name: value for name, value in config.items() if name != "architectures"},
+        **changed,
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(values))
+    data = (head / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text = json.dumps({name.replace("midlayer.", "layers.0."): entry for name, entry in header.items()}).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
 def add_tensor(path: Path, name: str, values: Array) -> None:
     """Put one of int64 behind the others."""
     data = path.read_bytes()

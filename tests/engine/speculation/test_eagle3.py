@@ -15,6 +15,7 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.drafters.eagle3 import Eagle3
+from tessera.engine.drafters.eagle3_config import read_eagle3
 from tessera.engine.drafters.make import make_drafter
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import load_config
@@ -30,7 +31,7 @@ from tests.support.speculation import (
     repeated,
     watched_drafts,
 )
-from tests.support.tiny_eagle3 import reference_drafts, write_head
+from tests.support.tiny_eagle3 import add_tensor, reference_drafts, write_as_speculators, write_head
 from tests.support.tiny_models import TINY_MODELS, build
 
 DRAFT_VOCAB = 50
@@ -78,6 +79,57 @@ def test_its_drafts_are_those_of_its_definition(made: tuple[Path, Path, dict[str
     assert {token for _, drafts in found for token in drafts} <= set(head["tokens"].tolist())
 
 
+def test_a_head_in_the_form_of_the_speculators_library_drafts_the_same(
+    made: tuple[Path, Path, dict[str, Any], ModelRunner], tmp_path: Path
+) -> None:
+    folder, head_folder, _, runner = made
+    layers = list(read_eagle3(head_folder, runner.model).feature_layers)
+    write_as_speculators(head_folder, tmp_path / "head", eagle_aux_hidden_state_layer_ids=layers)
+    add_tensor(tmp_path / "head" / "model.safetensors", "t2d", np.zeros(runner.model.vocab_size, np.int64))
+    drafts = []
+    for head in (head_folder, tmp_path / "head"):
+        settings = {**DRAFTING, "speculative_model": str(head)}
+        drafting = runner if head == head_folder else make_runner(folder, **settings)
+        assert isinstance(drafting.drafter, Eagle3)
+        core = make_core(folder, drafting, **settings)
+        with watched_drafts(drafting.drafter, core) as found:
+            ask_all(core, [Asked(repeated(2, 100, 12), SamplingParams(max_tokens=20, temperature=0.0))])
+        drafts.append(found)
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0]) > 5
+
+
+def test_layers_are_named_by_their_inputs_or_in_eagle_config_by_their_outputs(
+    made: tuple[Path, Path, dict[str, Any], ModelRunner], tmp_path: Path
+) -> None:
+    _, head_folder, _, runner = made
+    values = json.loads((head_folder / "config.json").read_text())
+
+    def layers(**changed: Any) -> tuple[int, ...]:
+        (tmp_path / "config.json").write_text(json.dumps({**values, **changed}))
+        return read_eagle3(tmp_path, runner.model).feature_layers
+
+    assert layers(eagle_aux_hidden_state_layer_ids=[0, 1, 2]) == (0, 1, 2)
+    assert layers(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 0, 1]}) == (1, 1, 2)
+    assert layers(architectures=["LlamaForCausalLM"]) == layers()
+    with pytest.raises(ConfigError, match="eagle_aux_hidden_state_layer_ids must be 3 of the"):
+        layers(eagle_aux_hidden_state_layer_ids=[0, 1, runner.model.num_layers])
+
+
+def test_a_head_with_more_to_it_is_refused(
+    made: tuple[Path, Path, dict[str, Any], ModelRunner], tmp_path: Path
+) -> None:
+    folder, head_folder, _, _ = made
+    write_as_speculators(head_folder, tmp_path / "norm", norm_before_fc=True)
+    with pytest.raises(ConfigError, match="norm is of another kind: norm_before_fc is not supported"):
+        make_runner(folder, **DRAFTING, speculative_model=str(tmp_path / "norm"))
+    write_as_speculators(head_folder, tmp_path / "biased")
+    bias = "layers.0.self_attn.q_proj.bias"
+    add_tensor(tmp_path / "biased" / "model.safetensors", bias, np.zeros(4, np.int64))
+    with pytest.raises(ConfigError, match=f"biased is of another kind: its tensor {bias} has no use"):
+        make_runner(folder, **DRAFTING, speculative_model=str(tmp_path / "biased"))
+
+
 def test_features_have_a_part_of_the_memory(made: tuple[Path, Path, dict[str, Any], ModelRunner]) -> None:
     folder, head_folder, _, _ = made
     limits: dict[str, Any] = {"cpu_kv_cache_gib": 0.001, "max_num_seqs": 64, "device": "cpu"}
@@ -105,9 +157,11 @@ def test_wrong_heads_are_refused(made: tuple[Path, Path, dict[str, Any], ModelRu
             make_drafter(config, load_config(folder), make_ops(CPU))
         return str(caught.value).replace(str(tmp_path), "")
 
-    assert refusal("plain", architectures=["LlamaForCausalLM"]) == (
-        "the EAGLE-3 head /plain is of another kind: architectures of its config.json must name an Eagle3 model"
+    assert refusal("plain", architectures=["LlamaForCausalLM"], draft_vocab_size=None) == (
+        "the EAGLE-3 head /plain is of another kind: architectures of its config.json must name an Eagle3 model, or "
+        "draft_vocab_size be given"
     )
+    assert "is of another kind" in refusal("other", speculators_model_type="dflash")
     assert refusal("wide", hidden_size=128) == (
         "the EAGLE-3 head /wide is for another model: its hidden_size is 128, and the served model's 64"
     )
