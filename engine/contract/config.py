@@ -470,9 +470,11 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
 
     def with_draft_model(self, path: str) -> EngineConfig:
         """A copy whose draft model is the folder or file `path`."""
-        if self.speculative_config:
+        settings = self.speculation_settings
+        if self.speculative_config and settings is not None:
             given = {name: value for name, value in self.speculative_config.items() if name != "revision"}
-            return msgspec.structs.replace(self, speculative_config={**given, "model": path})
+            found = {**given, "method": settings.method, "model": path}
+            return msgspec.structs.replace(self, speculative_config=found)
         return msgspec.structs.replace(self, speculative_model=path)
 
     def verify(self) -> None:

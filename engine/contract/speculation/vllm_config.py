@@ -90,7 +90,7 @@ class _Used(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read_speculative_config(value: dict[str, Any]) -> Speculation:
-    """`--speculative-config`; without a method it is `draft_model` if there is a model, else `ngram`.
+    """`--speculative-config`; without a method it is `ngram`, or by the model's name `eagle3` or `draft_model`.
 
     Raises: OptionError.
     """
@@ -104,7 +104,7 @@ def read_speculative_config(value: dict[str, Any]) -> Speculation:
     if config.method is not None and config.method not in METHODS:
         raise OptionError(f"{SOURCE}method must be one of {', '.join(METHODS)}, not {config.method!r}")
     model = "" if config.model in LOOK_UP_MODELS else config.model or ""
-    method = METHODS[config.method] if config.method is not None else "draft_model" if model else "ngram"
+    method = METHODS[config.method] if config.method is not None else _method_of(model)
     if config.max_model_len is not None and config.max_model_len < 1:
         raise OptionError(f"{SOURCE}max_model_len must be at least 1, not {config.max_model_len}")
     if config.revision and model:
@@ -119,6 +119,12 @@ def read_speculative_config(value: dict[str, Any]) -> Speculation:
         names=("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "model"),
     )
     return msgspec.structs.replace(found, max_model_len=config.max_model_len if found.uses_model else None)
+
+
+def _method_of(model: str) -> SpeculationMethod:
+    if not model:
+        return "ngram"
+    return "eagle3" if "eagle3" in model.lower() else "draft_model"
 
 
 def unused_hints(value: dict[str, Any]) -> list[str]:

@@ -30,6 +30,11 @@ def of(**fields: Any) -> EngineConfig:
             {"model": "o/small", "revision": "v2", "max_model_len": 99},
             Speculation(method="draft_model", model="o/small@v2", num_tokens=5, max_model_len=99),
         ),
+        ({"model": "o/Qwen3-8B_eagle3"}, Speculation(method="eagle3", model="o/Qwen3-8B_eagle3", num_tokens=5)),
+        (
+            {"method": "draft_model", "model": "o/EAGLE3"},
+            Speculation(method="draft_model", model="o/EAGLE3", num_tokens=5),
+        ),
         ({"method": "ngram", "max_model_len": 99, "revision": "v2"}, Speculation(method="ngram")),
     ],
 )
@@ -90,6 +95,11 @@ def test_wordings() -> None:
 def test_a_draft_model_that_was_found_has_no_revision() -> None:
     found = of(model="o/small", revision="v2").with_draft_model("/cache/small")
     assert found.speculation_settings == Speculation(method="draft_model", model="/cache/small", num_tokens=5)
+
+
+def test_a_head_that_was_found_is_still_one() -> None:
+    found = of(model="o/EAGLE3-head").with_draft_model("/cache/head")
+    assert found.speculation_settings == Speculation(method="eagle3", model="/cache/head", num_tokens=5)
 
 
 def test_the_documentation_lists_every_field() -> None:
