@@ -63,7 +63,7 @@ from tessera.app.openai.rerank import routes as rerank
 from tessera.app.openai.rerank.scorers import Scorers
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
-from tessera.app.openai.responses.journal import JobOwner
+from tessera.app.openai.responses.journal import JobOwner, Journal
 from tessera.app.openai.responses.store import RESPONSES, ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
@@ -182,7 +182,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.responses = ResponseStore(app.state.store, settings)
     app.state.conversations = ConversationStore(app.state.store, settings)
     app.state.stored_completions = CompletionStore(app.state.store, settings)
-    app.state.job_owner = JobOwner(app.state.store)
+    app.state.journal = Journal(app.state.responses, JobOwner(app.state.store))
     app.state.files = Files(app.state.store, settings)
     app.state.batches = Batches(app.state.store, app.state.files, settings)
     app.state.batch_runner = BatchRunner(app, models, app.state.batches)
@@ -191,7 +191,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.fine_tuning_runner = JobRunner(app.state.fine_tuning_jobs, app.state.fine_tuning_results)
     if settings.enable_fine_tuning:
         models.private = app.state.fine_tuning_results
-    app.state.background = BackgroundJobs()
+    app.state.background = BackgroundJobs(app.state.journal)
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = {model: Embeddings(model) for model in models}
     app.state.scorers = {model: Scorers(model, app.state.embeddings[model]) for model in models}

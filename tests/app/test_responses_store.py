@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ import httpx
 import openai
 import pytest
 
-from tessera.app.openai.responses.journal import JobOwner, Journal, JournalReader
+from tessera.app.openai.responses.journal import Appended, JobOwner, Journal, JournalReader, NewEvents
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
 from tessera.app.server.application import SCHEMAS
 from tessera.app.store.store import Store
-from tests.support.http_fixtures import serve, settings_for
+from tests.support.fake_client import FakeClient, always
+from tests.support.http_fixtures import serve, settings_for, write_model_folder
 from tests.support.server_fixture import running_server
 from tests.support.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
 
@@ -233,6 +236,11 @@ def event(number: int) -> bytes:
     return b'event: x\ndata: {"sequence_number":%d}\n\n' % number
 
 
+async def goes_on(journal: Journal, seq: int, first: int, events: bytes) -> bool:
+    """Whether a job does after events were appended."""
+    return seq in (await journal.append([NewEvents(seq, first, events)])).going
+
+
 async def read_all(reader: JournalReader) -> list[Any]:
     data = b"".join([piece async for piece in reader.deltas()])
     return [json.loads(block.partition(b"data: ")[2]) for block in data.split(b"\n\n")[:-1]]
@@ -245,8 +253,8 @@ def test_what_a_dead_process_worked_on_has_failed(tmp_path: Path) -> None:
         async with opened(tmp_path) as responses:
             dead, reader = Journal(responses, JobOwner(responses.store)), Journal(responses, JobOwner(responses.store))
             seq = await dead.begin("t", stored("a"))
-            assert await dead.append(seq, 0, event(0) + event(1))
-            assert await dead.append(seq, 2, event(2))
+            assert await goes_on(dead, seq, 0, event(0) + event(1))
+            assert await goes_on(dead, seq, 2, event(2))
             part = await dead.read("t", "a", 0)
             assert part is not None
             assert not await dead.settle("t", "a", part), "its own process works on it"
@@ -267,15 +275,54 @@ def test_a_deleted_response_ends_its_job_and_its_readers(tmp_path: Path) -> None
         async with opened(tmp_path) as responses:
             journal = Journal(responses, JobOwner(responses.store))
             seq = await journal.begin("t", stored("a"))
-            assert await journal.append(seq, 0, event(0))
+            assert await goes_on(journal, seq, 0, event(0))
             await responses.delete("t", "a")
-            assert not await journal.append(seq, 1, event(1))
-            assert not await journal.append(seq, 1, b"")
+            assert not await goes_on(journal, seq, 1, event(1))
+            assert not await goes_on(journal, seq, 1, b"")
             await journal.end("t", seq, stored("a"), 1, event(1))
             assert await responses.find("t", "a") is None
             assert await read_all(JournalReader(journal, "t", "a")) == []
 
     asyncio.run(scenario())
+
+
+def test_fault_full_disk_events_of_running_jobs_count_with_their_responses(tmp_path: Path) -> None:
+    """The longest unused go, as with responses that have ended."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path, max_stored_bytes=20_000) as responses:
+            journal = Journal(responses, JobOwner(responses.store))
+            jobs = [await journal.begin("t", stored(name)) for name in "ab"]
+            assert (await journal.append([NewEvents(seq, 0, b"x" * 9000) for seq in jobs])).going == {*jobs}
+            assert await goes_on(journal, jobs[1], 1, b"x" * 9000)
+            assert not await goes_on(journal, jobs[0], 1, b"")
+            assert await responses.find("t", "a") is None
+
+    asyncio.run(scenario())
+
+
+def test_fault_stalls_all_responses_in_the_background_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_jobs = 30
+    together: list[int] = []
+    append = Journal.append
+
+    async def noted(journal: Journal, jobs: Sequence[NewEvents]) -> Appended:
+        together.append(len(jobs))
+        return await append(journal, jobs)
+
+    monkeypatch.setattr(Journal, "append", noted)
+    settings = settings_for(write_model_folder(tmp_path / "model"), data_dir=str(tmp_path / "data"))
+    body = {"model": "tiny", "input": "hi", "background": True}
+    with serve(FakeClient(always([]), hang=True), settings) as url, httpx.Client(base_url=url) as http:
+        begun = [http.post("/v1/responses", json=body).json()["id"] for _ in range(num_jobs)]
+        end = time.monotonic() + PATIENCE
+        while not together or together[-1] != num_jobs:
+            assert time.monotonic() < end
+            threading.Event().wait(0.01)
+        for response_id in begun:
+            assert http.post(f"/v1/responses/{response_id}/cancel").json()["status"] == "cancelled"
 
 
 def test_processes_and_restarts_share_what_is_stored(tmp_path: Path) -> None:

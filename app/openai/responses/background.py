@@ -11,7 +11,8 @@ from tessera.app.generate.generation import Generation
 from tessera.app.http.errors import GenerationTimeoutError, InternalError
 from tessera.app.http.streaming import COMMENT
 from tessera.app.openai.responses.events import ResponseEvents
-from tessera.app.openai.responses.journal import EVENT_END, Journal
+from tessera.app.openai.responses.journal import EVENT_END, Journal, NewEvents
+from tessera.app.store.errors import StoreFullError
 from tessera.engine.contract.errors import EngineUnavailableError, RequestError
 
 logger = logging.getLogger("tessera.app")
@@ -25,32 +26,42 @@ End = Callable[[dict[str, Any], int, bytes], Awaitable[None]]
 class BackgroundJob:
     """One response in the background, begun in the journal as `seq`."""
 
-    def __init__(self, journal: Journal, seq: int, generation: Generation, events: ResponseEvents, end: End) -> None:
-        self._journal = journal
-        self._seq = seq
+    def __init__(self, seq: int, generation: Generation, events: ResponseEvents, end: End) -> None:
+        self.seq = seq
         self._generation = generation
         self._events = events
         self._end = end
         self._buffer = [events.opening()]
         self._num_events = 0
+        self._is_stopped = asyncio.Event()
+        self._error: RequestError | None = None
+
+    def stop(self, error: RequestError | None = None) -> None:
+        """End it as cancelled, or as failed with an error."""
+        self._error = error
+        self._is_stopped.set()
+
+    def take_events(self) -> NewEvents:
+        """Those since the last call."""
+        first, data = self._num_events, b"".join(self._buffer)
+        self._buffer.clear()
+        self._num_events += data.count(EVENT_END)
+        return NewEvents(self.seq, first, data)
 
     async def run(self, timeout: float) -> None:
         """To the end, within `timeout` seconds."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        reader = asyncio.ensure_future(self._read())
+        reader, stopped = asyncio.ensure_future(self._read()), asyncio.ensure_future(self._is_stopped.wait())
         try:
-            while not reader.done():
-                await asyncio.wait({reader}, timeout=FLUSH)
-                goes_on = await self._flush()
-                if not reader.done() and not goes_on:
-                    self._buffer.append(self._events.cancellation())
-                    break
-                if loop.time() > deadline:
-                    raise GenerationTimeoutError(f"The answer was not complete within {timeout:g} seconds.")
-            else:
+            await asyncio.wait({reader, stopped}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
                 reader.result()
                 self._buffer.append(self._events.closing())
+            elif self._error is not None:
+                raise self._error
+            elif stopped.done():
+                self._buffer.append(self._events.cancellation())
+            else:
+                raise GenerationTimeoutError(f"The answer was not complete within {timeout:g} seconds.")
         except RequestError as error:
             self._buffer.append(self._events.failure(error))
         except asyncio.CancelledError:
@@ -60,7 +71,8 @@ class BackgroundJob:
             self._buffer.append(self._events.failure(InternalError()))
         finally:
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            stopped.cancel()
+            await asyncio.gather(reader, stopped, return_exceptions=True)
             await self._generation.abort()
             await self._finish()
 
@@ -68,23 +80,12 @@ class BackgroundJob:
         async for delta in self._generation.deltas():
             self._buffer.append(self._events.delta(delta))
 
-    async def _flush(self) -> bool:
-        """Write what has come; -> whether the job goes on."""
-        first, data = self._take_buffer()
-        return await self._journal.append(self._seq, first, data)
-
     async def _finish(self) -> None:
-        first, data = self._take_buffer()
+        last = self.take_events()
         try:
-            await self._end(self._events.last_state(), first, data)
+            await self._end(self._events.last_state(), last.first, last.data)
         except RequestError:  # the disk is full, say; its readers find that it has ended
             logger.warning("the end of a response in the background could not be stored")
-
-    def _take_buffer(self) -> tuple[int, bytes]:
-        first, data = self._num_events, b"".join(self._buffer)
-        self._buffer.clear()
-        self._num_events += data.count(EVENT_END)
-        return first, data
 
 
 class RecordedEvents:
@@ -106,18 +107,43 @@ class RecordedEvents:
 
 
 class BackgroundJobs:
-    """The jobs of this app process."""
+    """The jobs of this app process. What comes of all of them is written together, in one transaction."""
 
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._running: dict[BackgroundJob, asyncio.Task[None]] = {}
+        self._flushing: asyncio.Task[None] | None = None
 
     def start(self, job: BackgroundJob, timeout: float) -> None:
-        task = asyncio.ensure_future(job.run(timeout))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = self._running[job] = asyncio.ensure_future(job.run(timeout))
+        task.add_done_callback(lambda _: self._running.pop(job))
+        if self._flushing is None or self._flushing.done():
+            self._flushing = asyncio.ensure_future(self._flush_while_any())
 
     async def close(self) -> None:
         """End all jobs as failed."""
-        for task in self._tasks:
+        tasks = list(self._running.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.gather(self._flushing, return_exceptions=True)
+
+    async def _flush_while_any(self) -> None:
+        while self._running:
+            await asyncio.sleep(FLUSH)
+            jobs = list(self._running)
+            try:
+                appended = await self._journal.append([job.take_events() for job in jobs])
+            except Exception as error:
+                if not isinstance(error, RequestError):
+                    logger.exception("the events of responses in the background could not be written")
+                for job in jobs:
+                    job.stop(error if isinstance(error, RequestError) else InternalError())
+                continue
+            for job in jobs:
+                if job.seq in appended.full:
+                    job.stop(StoreFullError())
+                elif job.seq not in appended.going:
+                    job.stop()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse, insert_items
+from tessera.app.store.errors import StoreFullError
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.store import Store
 
@@ -19,6 +20,9 @@ POLL = 0.1  # seconds between two looks for new events
 EVENT_END = b"\n\n"
 FIRST_OWNER = 2**40  # locks below are those of batches
 NUM_OWNERS = 2**40
+GOING = """
+    SELECT seq, objects.tenant FROM response_jobs JOIN objects USING (seq)
+    WHERE NOT cancelled AND seq IN (SELECT value FROM json_each(?))"""
 DIED = {"code": "server_error", "message": "The server ended while it worked on this response."}
 
 
@@ -65,6 +69,26 @@ class JournalPart:
     pieces: Sequence[tuple[int, bytes]]
 
 
+@dataclass(frozen=True, slots=True)
+class NewEvents:
+    """Whole events of a job, of which the first has the number `first`; or none."""
+
+    seq: int
+    first: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The jobs that go on, and those of them for whose events there is no room.
+
+    A job does not go on where it has been cancelled or its response deleted.
+    """
+
+    going: Set[int]
+    full: Set[int]
+
+
 class Journal:
     """Beside the stored responses, and evicted with them. Methods raise StoreUnavailableError and StoreFullError."""
 
@@ -86,23 +110,31 @@ class Journal:
         self._owner.running.add(seq)
         return seq
 
-    async def append(self, seq: int, first: int, events: bytes) -> bool:
-        """Add events, of which the first has the number `first`; -> whether the job goes on.
+    async def append(self, jobs: Sequence[NewEvents]) -> Appended:
+        """Add events of several jobs; they count with their responses."""
+        seqs = orjson.dumps([new.seq for new in jobs]).decode()
 
-        It does not where it has been cancelled or its response deleted.
-        """
+        def going(database: sqlite3.Connection) -> dict[int, str]:
+            """Tenants by `seq`."""
+            return dict(database.execute(GOING, (seqs,)))
 
-        def goes_on(database: sqlite3.Connection) -> bool:
-            row = database.execute("SELECT cancelled FROM response_jobs WHERE seq = ?", (seq,)).fetchone()
-            return row is not None and not row[0]
+        def change(database: sqlite3.Connection) -> Appended:
+            tenants = going(database)
+            appended = [new for new in jobs if new.data and new.seq in tenants]
+            for new in appended:
+                _insert_events(database, new.seq, new.first, new.data)
+                database.execute("UPDATE objects SET size = size + ? WHERE seq = ?", (len(new.data), new.seq))
+            full = set()
+            for tenant in {tenants[new.seq] for new in appended}:
+                try:
+                    self._table.make_room(database, tenant, 0)
+                except StoreFullError:
+                    full.add(tenant)
+            return Appended(set(tenants), {seq for seq, tenant in tenants.items() if tenant in full})
 
-        def change(database: sqlite3.Connection) -> bool:
-            if not goes_on(database):
-                return False
-            _insert_events(database, seq, first, events)
-            return True
-
-        return await (self._store.transact(change) if events else self._store.query(goes_on))
+        if any(new.data for new in jobs):
+            return await self._store.transact(change)
+        return Appended(set(await self._store.query(going)), set())
 
     async def end(self, tenant: str, seq: int, stored: StoredResponse, first: int, events: bytes) -> None:
         """Store a response in its last state, with its last events; nothing where it has been deleted."""

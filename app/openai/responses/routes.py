@@ -108,7 +108,7 @@ async def _begin_job(
             await turn.extend_conversation(last)
         await journal.end(turn.tenant, seq, turn.stored(last), first, data)
 
-    job = BackgroundJob(journal, seq, generation, events, end)
+    job = BackgroundJob(seq, generation, events, end)
     http_request.app.state.background.start(job, settings.request_timeout)
 
 
@@ -196,7 +196,9 @@ async def cancel_response(http_request: Request, response_id: PathName) -> Respo
 
 
 def journal_of(request: Request) -> Journal:
-    return Journal(responses_of(request), request.app.state.job_owner)
+    journal: Any = request.app.state.journal
+    assert isinstance(journal, Journal)
+    return journal
 
 
 async def _stored_response(http_request: Request, response_id: str) -> dict[str, Any]:
