@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 from tests.support.server_fixture import HEALTH_DEADLINE, Server, running_server
@@ -34,3 +36,16 @@ def test_ranks_serve_as_one_and_die_and_come_back_together(
         server.until(lambda: server.http.get("/health").status_code == 503, "an unhealthy server", HEALTH_DEADLINE)
         server.until(lambda: server.http.get("/health").status_code == 200, "the ranks' return")
         assert server.tokens(PROMPT, 16) == expected
+
+
+def test_engines_of_two_ranks_each_serve_as_one(tiny_server: Server, tiny_folder: Path, tmp_path: Path) -> None:
+    prompts = [[number, *PROMPT] for number in range(20, 26)]
+    expected = [tiny_server.tokens(prompt, 12) for prompt in prompts]
+    sizes = ("--tensor-parallel-size", "2", "--data-parallel-size", "2")
+    with running_server(tiny_folder, tmp_path / "log", "--num-kv-blocks", "256", *sizes) as server:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            assert list(pool.map(lambda prompt: server.tokens(prompt, 12), prompts)) == expected
+        steps = {name: value for name, value in server.metrics().items() if name.startswith("rank_steps_total")}
+        for rank, engine in product(range(2), range(2)):
+            (found,) = (value for name, value in steps.items() if f'rank="{rank}",engine="{engine}"' in name)
+            assert found > 0, steps

@@ -33,6 +33,8 @@ from tessera.engine.ranks.parallel_runner import ParallelRunner, make_cpu_runner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU
 from tests.support.decoder_harness import Row, step_batch
+from tests.support.paths import BUILTIN
+from tests.support.tiny_encoder import build_encoder
 from tests.support.tiny_families import FAMILIES, build_family
 from tests.support.tiny_models import TINY_MODELS, build
 from tests.support.token_ids import token_ids
@@ -221,12 +223,16 @@ def test_sums_are_the_same_bits_each_time(folder_of: Callable[[str], Path]) -> N
     assert first == second
 
 
-def test_stories_are_told_alike(shared_models: Path) -> None:
+@pytest.mark.parametrize(("model", "sizes"), [("stories260K", (2, 4)), ("builtin", (2, 3))])
+def test_trained_models_say_the_same(model: str, sizes: tuple[int, ...], shared_models: Path) -> None:
+    """Stories; and the demonstration model, of whose three key/value heads two ranks share one, and of whose vocabulary
+    three ranks have unequal parts."""
+    folder = BUILTIN if model == "builtin" else shared_models / model
     requests = {name: greedy(24) for name in PROMPTS}
-    roomy = {"num_kv_blocks": 64, "max_model_len": 128}
-    expected, _ = run(shared_models / "stories260K", 1, requests, **roomy)
-    for size in (2, 4):
-        assert run(shared_models / "stories260K", size, requests, **roomy)[0] == expected
+    roomy = {"num_kv_blocks": 64, "max_model_len": 128, "dtype": "float32"}
+    expected, _ = run(folder, 1, requests, **roomy)
+    for size in sizes:
+        assert run(folder, size, requests, **roomy)[0] == expected
 
 
 # -- what goes wrong ------------------------------------------------------------------------------
@@ -347,8 +353,14 @@ def test_a_rank_that_computes_is_not_late() -> None:
     assert rendezvous.states[0].wait_seconds > 1
 
 
-def test_what_ranks_cannot_do_is_refused(folder_of: Callable[[str], Path]) -> None:
+def test_what_ranks_cannot_do_is_refused(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
     folder = folder_of("llama")
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 is for models that generate text, not for encod"):
+        make_cpu_runner(
+            EngineConfig(model="m", tensor_parallel_size=2), load_config(build_encoder(tmp_path / "encoder"))
+        )
+    with pytest.raises(ConfigError, match="--lora and --allow-lora-loading cannot be used with --tensor-parallel-size"):
+        EngineConfig(model="m", tensor_parallel_size=2, lora=("a=/a",)).verify()
     with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide the model's 4 attention heads"):
         run(folder, 3, {})
     with pytest.raises(ConfigError, match="--scoring yes-no cannot be used with --tensor-parallel-size"):
