@@ -27,7 +27,7 @@ class Arguments(BaseModel, extra="forbid"):
     Attributes:
         serve: arguments of `tessera serve` in one string, such as "Qwen/Qwen3-8B --max-num-seqs 256".
         min_replicas, max_replicas: bounds of the scaling.
-        gpus, cpus: of one replica; with several GPUs give `serve` a --data-parallel-size.
+        gpus, cpus: of one replica; with several GPUs give `serve` a --tensor-parallel-size or --data-parallel-size.
         fronts: processes that take requests and route them.
         max_ongoing_requests: most requests under way in one replica; further ones wait for another.
         max_queued_requests: most that wait in one front; -1: no limit.
