@@ -19,6 +19,7 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 
+from tessera.app.openai.fine_tuning import job_run
 from tessera.app.openai.fine_tuning.objects import (
     FineTuningJobList,
     FineTuningJobObject,
@@ -276,6 +277,37 @@ def test_a_job_is_paused_resumed_and_cancelled(api: openai.OpenAI, data: Path, s
         jobs.cancel(job.id)
     waited(lambda: not job_processes(data / "fine_tuning") and not (data / "fine_tuning" / job.id).exists())
     assert jobs.retrieve(job.id).finished_at is not None
+
+
+@pytest.mark.slow
+def test_fault_fairness_a_long_job_lets_those_of_other_keys_have_their_turn(
+    url: str, api: openai.OpenAI, succeeded: FineTuningJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it goes on afterwards it comes to the same weights."""
+    monkeypatch.setattr(job_run, "TURN", 0.0)
+    with sdk(url, KEYS[1]) as other:
+        long = start(api, *LINES, method=METHOD, validation_file=upload(api, chat("the train")))
+        waited(lambda: step_of(api, long) >= 1)
+        short = until(other, start(other))
+        assert short.status == "succeeded", short.error
+        assert api.fine_tuning.jobs.retrieve(long.id).status not in ENDED
+    long = until(api, long)
+    assert long.status == "succeeded", long.error
+    assert "The job waits while jobs of others have their turn." in messages(api, long)
+    assert losses(api, long) == losses(api, succeeded)
+
+
+def test_fault_fairness_files_are_not_read_for_ever_while_others_wait(
+    url: str, api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_run, "MAX_READING", 0.0)
+    endless = start(api, *[chat("the train is there")] * 20_000)
+    with sdk(url, KEYS[1]) as other:
+        waited(lambda: api.fine_tuning.jobs.retrieve(endless.id).status == "validating_files")
+        start(other)
+        failed = until(api, endless)
+    assert failed.error is not None
+    assert failed.error.message == job_run.READS_TOO_LONG
 
 
 def test_a_wrong_file_fails_the_job_with_its_lines(api: openai.OpenAI, data: Path) -> None:

@@ -27,8 +27,10 @@ from tessera.app.openai.fine_tuning.tables import (
     change_job,
     claim,
     end_job,
+    end_turn,
     insert_event,
     keep_result,
+    others_wait,
     read_owned,
     save_checkpoint,
     save_steps,
@@ -43,6 +45,9 @@ LOOK_INTERVAL = (
 )
 MAX_DEATHS = 3  # of the process without a step in between
 RETRY_DELAY = 1.0  # seconds
+TURN = 600.0  # seconds, and at least a step, after which a job lets those of other keys have their turn
+MAX_READING = 7200.0  # seconds that files are read for where jobs of other keys wait: it cannot be interrupted
+READS_TOO_LONG = "The files were still being read after two hours, and jobs of other keys wait: use smaller files."
 MAX_METRICS_EVENTS = 500  # of one job, evenly over its steps
 RUNNING: tuple[JobStatus, ...] = ("validating_files", "running")
 
@@ -64,6 +69,8 @@ class JobRun:
         self._steps: list[StepTaken] = []
         self._outcome: Succeeded | Failed | None = None
         self._num_steps = 0
+        self._began = time.monotonic()
+        self._has_stepped = False
         self._look = asyncio.Event()
 
     def look_now(self) -> None:
@@ -114,9 +121,16 @@ class JobRun:
                 look.cancel()
                 self._look.clear()
                 status = await self._save_steps()
-                if status == "paused":
+                is_over = await self._is_turn_over(status)
+                if is_over and not self._has_stepped:
+                    self._outcome = Failed("invalid_training_file", READS_TOO_LONG, "training_file")
+                    return await child.kill()
+                if status == "paused" or is_over:
                     child.stop()
                     await asyncio.wait({following}, timeout=STOP_TIMEOUT)
+                if is_over and self._outcome is None:
+                    await self._store.transact(self._end_turn)
+                    return await child.kill()
                 if status not in RUNNING:
                     return await child.kill()
             await self._save_steps()
@@ -128,6 +142,18 @@ class JobRun:
                 await asyncio.gather(following, return_exceptions=True)
             await asyncio.shield(child.kill())
             self.child = None
+
+    async def _is_turn_over(self, status: JobStatus) -> bool:
+        """Whether this job has had its time, and another key's waits."""
+        if status not in RUNNING or not (self._has_stepped or status == "validating_files"):
+            return False
+        if time.monotonic() - self._began < (TURN if self._has_stepped else MAX_READING):
+            return False
+        return await self._store.query(partial(others_wait, seq=self._seq, names=self._jobs.base_names))
+
+    def _end_turn(self, database: sqlite3.Connection) -> None:
+        if read_owned(database, self._seq, self._owner).status in RUNNING:
+            end_turn(database, self._seq)
 
     async def _launch(self, row: JobRow, folder: Path) -> tuple[JobLaunch, int]:
         body, share = row.body, self._jobs.settings.fine_tuning_share
@@ -168,6 +194,7 @@ class JobRun:
                 await self._begin(message)
             elif isinstance(message, StepTaken):
                 self._steps.append(message)
+                self._has_stepped = True
             elif isinstance(message, (Succeeded, Failed)):
                 self._outcome = message
 

@@ -54,15 +54,22 @@ FINE_TUNING_SCHEMA = Schema(
             )""",
             "INSERT INTO fine_tuning_totals VALUES (1, 0, 0)",
         ),
+        ("ALTER TABLE fine_tuning_jobs ADD COLUMN turn_ended REAL NOT NULL DEFAULT 0",),
     ),
 )
 
-# Jobs that were interrupted first, then of each tenant the oldest, so that none waits for all the jobs of another.
+# Jobs that were interrupted first, then of each tenant the oldest, so that none waits for all the jobs of another; of
+# these the one whose last turn was the longest ago.
 CANDIDATES = f"""
     SELECT seq FROM (
-        SELECT seq, status, ROW_NUMBER() OVER (PARTITION BY tenant ORDER BY seq) AS place FROM fine_tuning_jobs
+        SELECT seq, status, turn_ended, ROW_NUMBER() OVER (PARTITION BY tenant ORDER BY seq) AS place
+        FROM fine_tuning_jobs
         WHERE status IN {DUE} AND base IN (SELECT value FROM json_each(?))
-    ) ORDER BY status = 'queued', place, seq LIMIT 1"""
+    ) ORDER BY status = 'queued', place, turn_ended, seq LIMIT 1"""
+OTHERS = f"""
+    SELECT EXISTS (
+        SELECT 1 FROM fine_tuning_jobs JOIN (SELECT tenant AS own FROM fine_tuning_jobs WHERE seq = ?) ON tenant != own
+        WHERE status IN {DUE} AND base IN (SELECT value FROM json_each(?)))"""
 
 
 class OwnerLostError(Exception):
@@ -122,6 +129,18 @@ def next_candidate(database: sqlite3.Connection, names: Sequence[str]) -> int | 
     """The job to work on next, of those whose base model is called so."""
     row = database.execute(CANDIDATES, (orjson.dumps(list(names)).decode(),)).fetchone()
     return None if row is None else int(row[0])
+
+
+def others_wait(database: sqlite3.Connection, seq: int, names: Sequence[str]) -> bool:
+    """Whether a job of another tenant than that of `seq` is to be worked on."""
+    (found,) = database.execute(OTHERS, (seq, orjson.dumps(list(names)).decode())).fetchone()
+    return bool(found)
+
+
+def end_turn(database: sqlite3.Connection, seq: int) -> None:
+    """The job waits again, behind those of others."""
+    database.execute("UPDATE fine_tuning_jobs SET status = 'queued', turn_ended = ? WHERE seq = ?", (time.time(), seq))
+    insert_event(database, seq, "The job waits while jobs of others have their turn.")
 
 
 def claim(database: sqlite3.Connection, seq: int, owner: str) -> JobRow | None:
