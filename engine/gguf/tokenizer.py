@@ -155,14 +155,17 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool)
     if len(scores) != len(vocabulary.tokens):
         metadata.refuse(SCORES_KEY, f"an array of {len(vocabulary.tokens)}, one for each token")
     unknown = special_token_id(metadata, "unknown", len(vocabulary.tokens))
+    architecture = metadata.string("general.architecture", "")
+    # Gemma puts no space before a text, which its files of before July 2024 do not say (llama.cpp, pull request 8248).
+    prefixed = metadata.boolean("tokenizer.ggml.add_space_prefix", architecture not in ("gemma", "gemma2"))
     inner = sentencepiece_bpe(
         vocabulary,
         scores.tolist(),
         None if unknown is None else vocabulary.tokens[unknown],
-        prefixed=metadata.boolean("tokenizer.ggml.add_space_prefix", True),
+        prefixed=prefixed,
     )
     # Phi-3's markers take the line break that follows them.
-    _add_special(inner, vocabulary, strips=metadata.string("general.architecture", "") == "phi3")
+    _add_special(inner, vocabulary, strips=architecture == "phi3")
     _frame(inner, metadata, vocabulary, PreTokenizer((), adds_bos=True))
     described: str = inner.to_str()
     return described

@@ -25,6 +25,8 @@ END_TOKENS = {
 }
 # Where a model has these, `<|end|>` ends one of several messages.
 HARMONY_TOKENS = {"<|return|>", "<|call|>"}
+# Of Gemma 1 and 2, by id: files of before July 2024 have them as normal tokens (llama.cpp, pull request 8244).
+TURN_TOKENS = {106: "<start_of_turn>", 107: "<end_of_turn>"}
 
 
 class TokenType(IntEnum):
@@ -59,11 +61,13 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary:
 
 def _token_types(metadata: Metadata, size: int) -> Array:
     """[size] integers"""
-    if not metadata.has(TYPES_KEY):
-        return np.full(size, TokenType.NORMAL)
-    types = metadata.integers(TYPES_KEY)
+    types = metadata.integers(TYPES_KEY) if metadata.has(TYPES_KEY) else np.full(size, TokenType.NORMAL)
     if len(types) != size:
         metadata.refuse(TYPES_KEY, f"an array of {size}, one for each token")
+    if metadata.string("general.architecture", "") in ("gemma", "gemma2"):
+        turns = metadata.some_strings(TOKENS_KEY, TURN_TOKENS).items() & TURN_TOKENS.items()
+        types = types.copy()
+        types[[token_id for token_id, _ in turns]] = TokenType.CONTROL
     return types
 
 

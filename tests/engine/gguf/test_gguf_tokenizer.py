@@ -15,7 +15,9 @@ import tokenizers
 
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import ModelError
+from tessera.engine.gguf.model import open_gguf
 from tessera.engine.gguf.tokenizer import GGUFTokenizer, read_gguf_templates, read_gguf_tokenizer
+from tessera.engine.gguf.vocabulary import stop_token_ids
 from tessera.engine.grammar.compiler import load_tokenizer
 from tests.engine.gguf.writer import write_gguf
 
@@ -272,6 +274,20 @@ def test_phi3s_markers_take_the_white_space_after_them(tmp_path: Path, architect
             "llama": ["<|user|>", "▁", "<0x0A>", "hi", "<s>", "▁", "▁hi"],
         }[architecture]
     )
+
+
+@pytest.mark.parametrize("architecture", ["gemma", "gemma2"])
+def test_gemmas_first_files_have_marks_of_turns_and_no_space_before_texts(tmp_path: Path, architecture: str) -> None:
+    # Facts: llama.cpp's issue 8584 shows gemma-1.1-2b-it; its pull requests 8244 and 8248 mended the converter.
+    tokens, types = [*SPM_TOKENS], SPM_TYPES.copy()
+    tokens[106:108], types[106:108] = ["<start_of_turn>", "<end_of_turn>"], NORMAL
+    changed = {"architecture": architecture, "tokens": tokens, "token_type": types}
+    tokenizer = spm(tmp_path, **changed)
+    found = encode(tokenizer, "hi<start_of_turn>hi<end_of_turn> hi")
+    assert found == ["hi", "<start_of_turn>", "hi", "<end_of_turn>", "▁hi"]
+    assert HuggingFaceTokenizer(*tokenizer).is_special(107)
+    assert stop_token_ids(open_gguf(tmp_path / "m.gguf").metadata) == (2, 107)
+    assert encode(spm(tmp_path, **{**changed, "architecture": "llama"}), "hi<start_of_turn>")[0] == "▁hi"
 
 
 def test_the_token_of_the_highest_score_is_merged_first(tmp_path: Path) -> None:
