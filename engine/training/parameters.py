@@ -52,6 +52,11 @@ class Parameter:
         """Weight decay is for matrices."""
         return len(self.variable.shape) == 2
 
+    @property
+    def is_projection(self) -> bool:
+        """Whether it is a matrix that is multiplied by and not looked up: no embedding, and no head."""
+        return self.decays and "embed" not in self.name and "lm_head" not in self.name
+
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """The checkpoint's tensors; views of the value, but for transposed ones."""
         start = 0

@@ -25,7 +25,7 @@ from tessera.engine.training.lora import (
     save_adapter,
 )
 from tessera.engine.training.model_folder import save_model
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import Parameter, Parameters, load_parameters
 from tessera.engine.training.preferences import Preference, PreferenceTrainer, with_references
 from tessera.engine.training.run import RunSettings, TrainingRun
@@ -39,6 +39,7 @@ class TrainingPlan:
     name: of the model, which a resumed training must agree on.
     lora: None trains all weights.
     max_length: tokens of the longest sequence.
+    eight_bit: see `AdamW`.
     beta: of direct preference optimisation.
     device: where it is trained; `device_share`: most of its time that is taken, from 0 to 1.
     """
@@ -50,6 +51,7 @@ class TrainingPlan:
     max_length: int
     dtype: np.dtype[Any] = float32
     weight_decay: float = 0.0
+    eight_bit: bool = False
     max_gradient_norm: float = 1.0
     micro_batch_tokens: int = 4096
     checkpoint_layers: bool = False
@@ -154,7 +156,8 @@ class _Base:
 
     def optimizer(self, plan: TrainingPlan) -> AdamW:
         f = self.functions
-        return AdamW(self.trained, f.ops, f.training, AdamWSettings(weight_decay=plan.weight_decay))
+        settings = AdamWSettings(weight_decay=plan.weight_decay)
+        return AdamW(self.trained, f.ops, f.training, settings, eight_bit=plan.eight_bit)
 
 
 def _identity(plan: TrainingPlan) -> dict[str, Any]:
@@ -165,5 +168,6 @@ def _identity(plan: TrainingPlan) -> dict[str, Any]:
         "model": plan.name,
         "dtype": plan.dtype.name,
         "weight_decay": plan.weight_decay,
+        **({"optimizer": "adamw_8bit"} if plan.eight_bit else {}),
         "lora": None if lora is None else [lora.rank, lora.alpha, *lora.targets, lora.rank_stabilised],
     }

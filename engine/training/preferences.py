@@ -19,7 +19,7 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.tensor import from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, MicroBatch, groups, pack
-from tessera.engine.training.optimizer import Optimizer
+from tessera.engine.training.optimizers.optimizer import Optimizer
 from tessera.engine.training.trainer import BaseTrainer
 
 Array = np.ndarray[Any, Any]

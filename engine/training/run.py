@@ -111,8 +111,9 @@ class TrainingRun(Generic[AnyItem]):
             return 0
         tensors, state = load_checkpoint(newest, self._trainer.decoder.functions.device)
         before = state.get("identity")
-        for name, value in self._identity.items():
-            found = before.get(name) if isinstance(before, dict) else None
+        before = before if isinstance(before, dict) else {}
+        for name in {**self._identity, **before}:
+            found, value = before.get(name), self._identity.get(name)
             if found != json.loads(json.dumps(value)):
                 raise ConfigError(
                     f"{newest} is of another training: its {name} is {_shown(found)}, and here it is {_shown(value)}"
@@ -194,5 +195,5 @@ def _record_of(line: str) -> StepRecord | None:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    text = "not set" if value is None else json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -11,7 +11,7 @@ from typing import Generic
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import AnyItem, Example, micro_batches
-from tessera.engine.training.optimizer import Optimizer
+from tessera.engine.training.optimizers.optimizer import Optimizer
 
 
 @dataclass(frozen=True)

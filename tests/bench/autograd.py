@@ -23,7 +23,7 @@ from tessera.engine.tensor import CPU, Tensor, float32, from_numpy, zeros
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.trainer import Trainer
 from tests.support.paths import BUILTIN

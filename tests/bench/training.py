@@ -34,7 +34,7 @@ from tessera.engine.tensor import Device, Tensor, bfloat16, empty, float32, from
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import initial_parameters
 from tessera.engine.training.trainer import Trainer
 from tests.bench.models import LLAMA_8B

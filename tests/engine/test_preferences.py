@@ -13,7 +13,7 @@ from tessera.engine.autograd.functions import Functions
 from tessera.engine.tensor import CPU
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import Parameters, load_parameters
 from tessera.engine.training.preferences import Preference, PreferenceTrainer, with_references
 from tests.support.llama_reference import log_softmax, logits_after

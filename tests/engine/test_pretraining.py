@@ -27,11 +27,11 @@ from tessera.engine.models.weights.files import SINGLE_FILE
 from tessera.engine.tensor import CPU, bfloat16, from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.groups import OptimizerGroups
+from tessera.engine.training.optimizers.muon import COEFFICIENTS, NUM_ITERATIONS, Muon, MuonSettings
 from tessera.engine.training.parameters import Parameter, load_parameters
-from tessera.engine.training.pretraining.groups import OptimizerGroups
-from tessera.engine.training.pretraining.muon import COEFFICIENTS, NUM_ITERATIONS, Muon, MuonSettings
-from tessera.engine.training.pretraining.stream import ExampleStream
+from tessera.engine.training.stream import ExampleStream
 from tests.support.tiny_pretraining import make_base, settings_in, trained
 
 Array = np.ndarray[Any, Any]

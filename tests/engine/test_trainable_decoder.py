@@ -14,7 +14,7 @@ from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, micro_batches
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.trainer import Trainer
 from tests.support.decoder_harness import DecoderHarness

@@ -31,7 +31,7 @@ from tessera.engine.training.lora import (
     save_adapter,
 )
 from tessera.engine.training.model_folder import save_model
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import Parameters, load_parameters
 from tessera.engine.training.run import METRICS_FILE, StepRecord
 from tessera.engine.training.schedule import share_of_peak

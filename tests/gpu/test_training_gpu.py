@@ -16,10 +16,10 @@ from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.muon import Muon, MuonSettings
 from tessera.engine.training.parameters import Parameter, initial_parameters, load_parameters
 from tessera.engine.training.plan import TrainingPlan, plan_supervised
-from tessera.engine.training.pretraining.muon import Muon, MuonSettings
 from tessera.engine.training.run import RunSettings
 from tessera.engine.training.trainer import Trainer
 from tests.support.adapter_gradients import adapter_gradients, assert_alike

@@ -13,6 +13,7 @@ from tessera.engine.autograd.variable import Variable
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cuda.training import loss
 from tessera.engine.ops.training.interface import AdamWStep, PackedSequences, TrainingOps
+from tessera.engine.ops.training.moment_codes import CodedMoment
 from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, zeros
 from tests.support.op_cases import random_array
 from tests.support.reference import assert_close
@@ -300,6 +301,30 @@ def test_adamw_and_norms_small(training: Functions, size: int) -> None:
         stepped(training.training, training.device), stepped(Functions.on(CPU).training, CPU), strict=True
     ):
         assert_close(found, expected, float32)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 5000])
+def test_adamw_with_moments_of_eight_bits_small(training: Functions, size: int) -> None:
+    gradients = [random_array(seed, (size,)) for seed in range(3)]
+    gradients[1][: size // 2] = 0
+    start = random_array(9, (size,))
+
+    def stepped(f: Functions) -> list[Array]:
+        weight = from_numpy(start.copy(), f.device)
+        first, second = (CodedMoment.zeros(size, f.device, signed=signed) for signed in (True, False))
+        for number, gradient in enumerate(gradients, 1):
+            step = AdamWStep(1e-2, 0.9, 0.95, 1e-8, 0.1, step=number, gradient_factor=0.5)
+            f.training.adamw_8bit(weight, from_numpy(gradient, f.device), first, second, step)
+        return [tensor.numpy() for tensor in (weight, *first, *second)]
+
+    found, expected = stepped(training), stepped(Functions.on(CPU))
+    assert_close(found[0], expected[0], float32)
+    for codes, scales in ((1, 2), (3, 4)):
+        np.testing.assert_allclose(found[scales], expected[scales], rtol=1e-6)
+        # A share near a bound may fall on either side of it.
+        apart = found[codes].view(np.uint8).astype(int) - expected[codes].view(np.uint8).astype(int)
+        assert np.abs(apart).max() <= 1
+        assert np.count_nonzero(apart) <= max(1, size // 500)
 
 
 def test_mixed_dtypes_are_added_small(training: Functions) -> None:

@@ -11,7 +11,7 @@ from tessera.engine.autograd.functions import Functions
 from tessera.engine.builtin.training.render import FOLDER
 from tessera.engine.builtin.training.rows import RowMaker
 from tessera.engine.builtin.training.train import TOKENIZER, Pretraining, Settings
-from tessera.engine.training.pretraining.stream import ExampleStream
+from tessera.engine.training.stream import ExampleStream
 
 CONFIG = {
     "hidden_size": 64,

@@ -11,7 +11,7 @@ from tessera.engine.autograd.functions import Functions
 from tessera.engine.tensor import CPU
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.run import RunSettings, TrainingRun
 from tessera.engine.training.trainer import Trainer

@@ -106,6 +106,7 @@ class _Training:
             max_length=max_length,
             dtype=self._dtype(),
             weight_decay=optimisation.weight_decay,
+            eight_bit=optimisation.optimizer == "adamw_8bit",
             max_gradient_norm=optimisation.max_gradient_norm,
             micro_batch_tokens=resources.micro_batch_tokens,
             checkpoint_layers=resources.checkpoint_layers,

@@ -116,6 +116,13 @@ class OptimisationOptions(msgspec.Struct, frozen=True, kw_only=True):
     warmup_share: Annotated[
         float, Option("share of all steps in which the learning rate rises", group=OPTIMISATION, low=0, high=1)
     ] = 0.03
+    optimizer: Annotated[
+        Literal["adamw", "adamw_8bit"],
+        Option(
+            "adamw_8bit keeps the averages of matrices' gradients in two bytes a weight instead of eight",
+            group=OPTIMISATION,
+        ),
+    ] = "adamw"
     weight_decay: Annotated[float, Option("of matrices", group=OPTIMISATION, low=0, high=10)] = 0.0
     max_gradient_norm: Annotated[
         float, Option("longer gradients are scaled down to it", group=OPTIMISATION, low=0.000001, high=1000000)

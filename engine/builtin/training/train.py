@@ -36,12 +36,12 @@ from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example
 from tessera.engine.training.model_folder import save_model
-from tessera.engine.training.optimizer import AdamW, AdamWSettings
-from tessera.engine.training.parameters import Parameter, initial_parameters, load_parameters
-from tessera.engine.training.pretraining.groups import OptimizerGroups
-from tessera.engine.training.pretraining.muon import Muon, MuonSettings
-from tessera.engine.training.pretraining.stream import ExampleStream
+from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
+from tessera.engine.training.optimizers.groups import OptimizerGroups
+from tessera.engine.training.optimizers.muon import Muon, MuonSettings
+from tessera.engine.training.parameters import initial_parameters, load_parameters
 from tessera.engine.training.run import RunSettings, StepRecord, TrainingRun
+from tessera.engine.training.stream import ExampleStream
 from tessera.engine.training.trainer import Trainer
 
 TOKENIZER, MODEL = "tokenizer.json", "model"
@@ -105,9 +105,12 @@ class Pretraining:
         max_len = max(settings.length, config.max_position_embeddings)
         self.decoder = TrainableDecoder(self._parameters, f, max_len=max_len)
         adamw = AdamW(
-            [each for each in self._parameters if not _is_matrix(each)], f.ops, f.training, AdamWSettings(beta2=0.98)
+            [each for each in self._parameters if not each.is_projection],
+            f.ops,
+            f.training,
+            AdamWSettings(beta2=0.98),
         )
-        muon = Muon([each for each in self._parameters if _is_matrix(each)], f.ops, f.training, MuonSettings())
+        muon = Muon([each for each in self._parameters if each.is_projection], f.ops, f.training, MuonSettings())
         groups = OptimizerGroups([(muon, 1.0), (adamw, settings.adam_rate / settings.muon_rate)], f.ops)
         self.trainer = Trainer(
             self.decoder, groups, micro_batch_tokens=settings.micro_batch_tokens, max_gradient_norm=math.inf
@@ -151,11 +154,6 @@ class Pretraining:
 def _stream(settings: Settings) -> ExampleStream:
     maker = RowMaker(settings.out / TOKENIZER, settings.num_rows, settings.length, settings.seed)
     return ExampleStream(maker, maker.digest, settings.num_workers)
-
-
-def _is_matrix(parameter: Parameter) -> bool:
-    """Whether Muon trains it: what is multiplied by, not what is looked up."""
-    return len(parameter.variable.shape) == 2 and "embed" not in parameter.name and "lm_head" not in parameter.name
 
 
 def seconds_per_step(settings: Settings, f: Functions) -> float:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 from tessera.engine.ops.checks import CheckedOps, require
+from tessera.engine.ops.training.moment_codes import CodedMoment
 from tessera.engine.tensor import Tensor, float32
 
 
@@ -29,7 +30,7 @@ class AdamWStep:
 
 
 class OptimizerOps(CheckedOps):
-    """All tensors are float32."""
+    """All tensors are float32, but for the codes of moments."""
 
     def adamw(self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: AdamWStep) -> None:
         """m = beta1 m + (1 - beta1) g and v = beta2 v + (1 - beta2) g^2, in place in `first` and `second`; weight -=
@@ -40,6 +41,21 @@ class OptimizerOps(CheckedOps):
         require(alike and weight.dtype == float32 and step.step >= 1, "adamw", weight, gradient, first, second)
         if weight.size:
             self._adamw(weight, gradient, first, second, step)
+
+    def adamw_8bit(
+        self, weight: Tensor, gradient: Tensor, first: CodedMoment, second: CodedMoment, step: AdamWStep
+    ) -> None:
+        """As `adamw`, with moments that are rounded to codes after each step, and weights updated before that.
+
+        The codes of `first` are signed. A second moment above 0 has a code above it: else its next step could have any
+        length.
+        """
+        self._check(weight=weight, gradient=gradient, **_named(first, "first"), **_named(second, "second"))
+        fit = first.fits(weight.size) and second.fits(weight.size) and gradient.shape == weight.shape
+        fit = fit and weight.dtype == gradient.dtype == float32 and step.step >= 1
+        require(fit, "adamw_8bit", weight, gradient, *first, *second)
+        if weight.size:
+            self._adamw_8bit(weight, gradient, first, second, step)
 
     def square_sum(self, x: Tensor, out: Tensor) -> Tensor:
         """out [1] float32 gets the sum of x's squares added."""
@@ -54,4 +70,12 @@ class OptimizerOps(CheckedOps):
     @abstractmethod
     def _adamw(self, weight: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: AdamWStep) -> None: ...
     @abstractmethod
+    def _adamw_8bit(
+        self, weight: Tensor, gradient: Tensor, first: CodedMoment, second: CodedMoment, step: AdamWStep
+    ) -> None: ...
+    @abstractmethod
     def _square_sum(self, x: Tensor, out: Tensor) -> None: ...
+
+
+def _named(moment: CodedMoment, name: str) -> dict[str, Tensor]:
+    return {f"{name}_codes": moment.codes, f"{name}_scales": moment.scales}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
-from tessera.engine.training.optimizer import Optimizer, norm_of
+from tessera.engine.training.optimizers.optimizer import Optimizer, norm_of
 
 
 class OptimizerGroups(Optimizer):

@@ -1,27 +1,16 @@
-"""Optimisers over a model's parameters, with float32 masters of 16-bit ones; AdamW."""
+"""Optimisers over a model's parameters, with float32 masters of 16-bit ones."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.training.interface import AdamWStep, TrainingOps
+from tessera.engine.ops.training.interface import TrainingOps
 from tessera.engine.tensor import Tensor, empty, float32, zeros
 from tessera.engine.training.parameters import Parameter
-
-
-@dataclass(frozen=True)
-class AdamWSettings:
-    """See `AdamWStep`; `weight_decay` is for matrices alone."""
-
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0
 
 
 class Optimizer(ABC):
@@ -84,44 +73,11 @@ class MasterOptimizer(Optimizer):
         if master is not parameter.variable.value:
             self._ops.copy(master, out=parameter.variable.value)
 
-    def _zeros(self) -> dict[str, Tensor]:
-        """By name, in the shapes of the parameters."""
-        device = self._ops.device
-        return {each.name: zeros(each.variable.shape, float32, device) for each in self.parameters}
-
     def _master(self, parameter: Parameter) -> Tensor:
         value = parameter.variable.value
         if value.dtype == float32:
             return value
         return self._ops.copy(value, out=empty(value.shape, float32, self._ops.device))
-
-
-class AdamW(MasterOptimizer):
-    def __init__(
-        self, parameters: Sequence[Parameter], ops: Ops, training: TrainingOps, settings: AdamWSettings
-    ) -> None:
-        super().__init__(parameters, ops, training)
-        self.settings = settings
-        self._first, self._second = self._zeros(), self._zeros()
-
-    def update(self, learning_rate: float, gradient_factor: float = 1.0) -> None:
-        self.step += 1
-        settings = self.settings
-        for parameter in self.parameters:
-            variable, name = parameter.variable, parameter.name
-            if variable.gradient is None:
-                continue
-            decay = settings.weight_decay if parameter.decays else 0.0
-            numbers = (learning_rate, settings.beta1, settings.beta2, settings.eps, decay, self.step, gradient_factor)
-            moments = self._first[name], self._second[name]
-            self._training.adamw(self._masters[name], variable.gradient, *moments, AdamWStep(*numbers))
-            self._round(parameter)
-            variable.gradient = None
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, master in self._masters.items():
-            yield from ((f"master/{name}", master), (f"first/{name}", self._first[name]))
-            yield f"second/{name}", self._second[name]
 
 
 def norm_of(optimizers: Sequence[Optimizer], ops: Ops) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.training.interface import TrainingOps
 from tessera.engine.tensor import Tensor, empty, float32, zeros
-from tessera.engine.training.optimizer import MasterOptimizer
+from tessera.engine.training.optimizers.optimizer import MasterOptimizer
 from tessera.engine.training.parameters import Parameter
 
 NUM_ITERATIONS = 5
@@ -90,6 +90,10 @@ class Muon(MasterOptimizer):
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, master in self._masters.items():
             yield from ((f"master/{name}", master), (f"momentum/{name}", self._momenta[name]))
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """By name, in the shapes of the parameters."""
+        return {each.name: zeros(each.variable.shape, float32, self._ops.device) for each in self.parameters}
 
     def _norms(self) -> list[float]:
         """Of `mixed` of each matrix; waits for the device."""

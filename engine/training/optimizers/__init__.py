@@ -1,0 +1,4 @@
+"""Optimisers over a model's parameters.
+
+Public: `optimizer.Optimizer`, `adamw.AdamW`, `muon.Muon`, `groups.OptimizerGroups`.
+"""

@@ -1,4 +1,0 @@
-"""Training from random weights.
-
-Public: `muon.Muon`, `groups.OptimizerGroups`, and `stream.ExampleStream` of endless examples.
-"""
