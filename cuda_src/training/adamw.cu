@@ -80,9 +80,9 @@ struct CodeTable {
 //   in:  gradient [size] float; tables [2] CodeTable: of first, whose codes are signed, and of second
 //   out: weight [size] float; first_codes, second_codes [blocks, CODE_BLOCK] in bytes; first_scales,
 //        second_scales [blocks] float; all updated in place
-// Layout: contiguous; 16-byte accesses to weights and gradients where addresses allow them, 8-byte ones to
-// codes. Grid: blocks that cover the size. Block: 256 threads. Shared memory: both tables. Unit of work:
-// CHUNK elements per thread, a block of codes a warp.
+// Layout: contiguous; 16-byte accesses to weights and gradients where addresses allow them.
+// Grid: blocks that cover the size. Block: 256 threads. Shared memory: both tables.
+// Unit of work: CHUNK elements per thread, a block of codes a warp.
 __global__ void adamw_8bit_kernel(ADAMW8BIT_PARAMS) {
   static_assert(CODE_BLOCK == WARP_SIZE * CHUNK, "a warp has a block of codes");
   __shared__ CodeTable table[2];
