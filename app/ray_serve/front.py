@@ -6,13 +6,14 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from tessera.app.http.errors import error_response
+from tessera.app.ray_serve.errors import ReplicaDiedError, ReplicasFullError, dialect_of, last_of_stream
 from tessera.app.ray_serve.messages import HttpRequest, ResponseHead
 
 logger = logging.getLogger("tessera.ray")
@@ -32,38 +33,30 @@ class Front:
         self._handle = replicas.options(stream=True).handle
 
     async def __call__(self, request: Request) -> Response:
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path = request.url.path
+        target = path + (f"?{request.url.query}" if request.url.query else "")
         passed = HttpRequest(request.method, target, tuple(request.headers.items()), await request.body())
         parts = self._handle.remote(passed)
         try:
             head = await anext(parts)
         except BackPressureError:
-            return _error(503, FULL, "replicas_full", {"retry-after": "1"})
+            return error_response(ReplicasFullError(FULL), dialect_of(path))
         except RayError as error:
             logger.warning("a replica ended before its response: %s", type(error).__name__)
-            return _error(500, DIED, "replica_died")
+            return error_response(ReplicaDiedError(DIED), dialect_of(path))
         assert isinstance(head, ResponseHead)
         headers = dict(head.headers)
-        is_stream = headers.get("content-type", "").startswith("text/event-stream")
-        return StreamingResponse(_body(parts, is_stream=is_stream), head.status, headers)
+        end = last_of_stream(ReplicaDiedError(DIED), path, headers.get("content-type", ""))
+        return StreamingResponse(_body(parts, end), head.status, headers)
 
 
-async def _body(parts: AsyncIterator[Any], *, is_stream: bool) -> AsyncIterator[bytes]:
-    """The rest of a response; a stream whose replica ends has an error as its last event."""
+async def _body(parts: AsyncIterator[Any], end: bytes | None) -> AsyncIterator[bytes]:
+    """The rest of a response; `end` is the last event of a stream whose replica ends."""
     try:
         async for chunk in parts:
             yield chunk
     except RayError as error:
         logger.warning("a replica ended in the midst of a response: %s", type(error).__name__)
-        if not is_stream:
+        if end is None:
             raise
-        yield b"data: " + _error_body(DIED, "replica_died") + b"\n\n"
-
-
-def _error(status: int, message: str, code: str, headers: dict[str, str] | None = None) -> Response:
-    return Response(_error_body(message, code), status, headers, "application/json")
-
-
-def _error_body(message: str, code: str) -> bytes:
-    """An error in OpenAI's form."""
-    return orjson.dumps({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+        yield end

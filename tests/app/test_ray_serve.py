@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,8 @@ import yaml
 
 from tessera.app.cli.command import build_parser
 from tessera.app.cli.serve_options import SERVE_OPTIONS
-from tessera.app.ray_serve.messages import CHUNK_BYTES, MAX_CHUNKS, HttpRequest
+from tessera.app.ray_serve.errors import ReplicaDiedError, last_of_stream
+from tessera.app.ray_serve.messages import CHUNK_BYTES, MAX_CHUNKS, HttpRequest, ResponseHead
 from tessera.app.ray_serve.scaling import QueueAndCachePolicy
 from tests.support.paths import ROOT
 
@@ -60,6 +61,57 @@ def test_prompts_of_all_kinds_and_what_is_none() -> None:
     assert keys(json.dumps({"input": "b" * 2000}).encode()) == 2002 // CHUNK_BYTES
     assert keys(json.dumps({"prompt": "a" * 10**6}).encode()) == MAX_CHUNKS
     assert [keys(body) for body in (b"", b"{", b"[1]", b"{}", b'{"prompt": "short"}', b'{"prompt": null}')] == [0] * 6
+
+
+ENDS = {
+    "/v1/chat/completions": b'data: {"error":{"message":"it ended","type":"server_error","param":null,'
+    b'"code":"replica_died"}}\n\n',
+    "/v1/messages": b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"it ended"}}\n\n',
+    "/api/chat": b'{"error":"it ended"}\n',
+}
+
+
+@pytest.mark.parametrize("path", ENDS)
+def test_a_stream_whose_replica_ends_says_so_in_the_form_of_its_api(path: str) -> None:
+    kind = "application/x-ndjson" if path == "/api/chat" else "text/event-stream; charset=utf-8"
+    assert last_of_stream(ReplicaDiedError("it ended"), path, kind) == ENDS[path]
+    assert last_of_stream(ReplicaDiedError("it ended"), path, "application/json") is None
+
+
+def test_a_front_answers_for_replicas_that_do_not() -> None:
+    pytest.importorskip("ray.serve", reason="Ray is not installed: pip install 'tessera-llm[ray]'")
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import BackPressureError
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from tessera.app.ray_serve.front import Front
+
+    async def parts(*given: Any) -> AsyncIterator[Any]:
+        for part in given:
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+
+    async def ask(path: str, *given: Any) -> tuple[Response, bytes]:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+
+        front = Front(SimpleNamespace(options=lambda **_: SimpleNamespace(handle=None)))
+        front._handle = SimpleNamespace(remote=lambda request: parts(*given))
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": [], "scheme": "http"}
+        response = await front(Request({**scope, "server": ("a", 80)}, receive))
+        chunks = [chunk async for chunk in response.body_iterator] if hasattr(response, "body_iterator") else []
+        return response, b"".join(chunks)
+
+    head = ResponseHead(200, (("content-type", "text/event-stream"),))
+    response, body = asyncio.run(ask("/v1/messages", head, b"event: ping\n\n", RayError()))
+    assert body.startswith(b"event: ping\n\nevent: error\ndata: ")
+    response, _ = asyncio.run(ask("/v1/messages", BackPressureError(1, 1)))
+    assert (response.status_code, json.loads(bytes(response.body))["error"]["type"]) == (503, "overloaded_error")
+    assert int(response.headers["retry-after"]) > 0
+    response, _ = asyncio.run(ask("/v1/completions", RayError()))
+    assert json.loads(bytes(response.body))["error"]["code"] == "replica_died"
 
 
 @dataclass
