@@ -104,7 +104,7 @@ test-emulated: .venv/.dev
 
 # What the kernels read and write, under NVIDIA's compute-sanitizer (from the CUDA toolkit); ARGS choose tests.
 sanitize-gpu: .venv/.dev
-	for tool in memcheck racecheck; do \
+	for tool in memcheck racecheck initcheck synccheck; do \
 		TESSERA_REQUIRE_GPU=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
 			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),$(KERNEL_TESTS)) || exit 1; \
 	done

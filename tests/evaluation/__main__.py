@@ -4,7 +4,8 @@ With `--phrasings held-out` the cases are also asked for in phrasings that are k
 
 Without --base-url a server with the built-in model, or with --model, is started on a free port of 127.0.0.1, with the
 options after --.
-The digest of all answers tells whether two runs gave the same ones: `--concurrency 1 -- --batch-invariant`.
+The digest of all answers tells whether runs gave the same ones: `--concurrency 1 8 32 -- --batch-invariant` has three
+runs, and one digest. --output and --show are of the last one.
 """
 
 from __future__ import annotations
@@ -63,6 +64,16 @@ def digest(answers: list[Any]) -> str:
     return hashlib.sha256(json.dumps(answers, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def print_shares(title: str, shares: dict[str, float]) -> None:
+    table = Table(title=title)
+    table.add_column("skill")
+    table.add_column("right", justify="right")
+    for skill, share in shares.items():
+        table.add_row(skill, f"{share:.1%}")
+    table.add_row("mean", f"{sum(shares.values()) / len(shares):.1%}")
+    Console().print(table)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.evaluation", description=__doc__)
     parser.add_argument("--base-url", help="a running server (default: start one)")
@@ -71,7 +82,13 @@ def main() -> int:
     )
     parser.add_argument("--phrasings", choices=SPLITS, default="usual", help="how cases are asked for (%(default)s)")
     parser.add_argument("--count", type=int, default=200, help="cases a skill (%(default)s)")
-    parser.add_argument("--concurrency", type=int, default=32, help="requests at once (%(default)s)")
+    parser.add_argument(
+        "--concurrency",
+        type=int,
+        nargs="+",
+        default=[32],
+        help="requests at once; several for as many runs (%(default)s)",
+    )
     parser.add_argument("--device", default="auto", help="of the server that is started (%(default)s)")
     parser.add_argument("--dtype", default="auto", help="of the server that is started (%(default)s)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N wrong answers of each skill")
@@ -85,22 +102,19 @@ def main() -> int:
             options.base_url, _ = stack.enter_context(server(options.model, log, *arguments))
         listed = httpx.get(f"{options.base_url}/v1/models", timeout=30).raise_for_status().json()
         model = listed["data"][0]["id"]
-        start = time.perf_counter()
-        answered = asyncio.run(
-            evaluate(options.base_url, model, SPLITS[options.phrasings], options.count, options.concurrency)
-        )
-        seconds = time.perf_counter() - start
-    wrong = {skill: [pair for pair in pairs if not is_right(*pair)] for skill, pairs in answered.items()}
-    shares = {skill: 1 - len(found) / len(answered[skill]) for skill, found in wrong.items()}
-    cases_shown = f"{options.count} held-out cases a skill, {options.phrasings} phrasings"
-    table = Table(title=f"{model}: exact match on {cases_shown} ({seconds:.0f} s)")
-    table.add_column("skill")
-    table.add_column("right", justify="right")
-    for skill, share in shares.items():
-        table.add_row(skill, f"{share:.1%}")
-    table.add_row("mean", f"{sum(shares.values()) / len(shares):.1%}")
-    Console().print(table)
-    print("digest of all answers:", digest([answer for pairs in answered.values() for _, answer in pairs]))
+        digests = set()
+        for concurrency in options.concurrency:
+            start = time.perf_counter()
+            answered = asyncio.run(
+                evaluate(options.base_url, model, SPLITS[options.phrasings], options.count, concurrency)
+            )
+            title = f"{options.count} held-out cases a skill, {options.phrasings} phrasings, {concurrency} at once"
+            wrong = {skill: [pair for pair in pairs if not is_right(*pair)] for skill, pairs in answered.items()}
+            shares = {skill: 1 - len(found) / len(answered[skill]) for skill, found in wrong.items()}
+            print_shares(f"{model}: exact match on {title} ({time.perf_counter() - start:.0f} s)", shares)
+            digests.add(digest([answer for pairs in answered.values() for _, answer in pairs]))
+    print("digest of all answers:", *sorted(digests))
+    print(json.dumps({"runs": len(options.concurrency), "digests": len(digests)}))
     for skill, found in wrong.items():
         for case, answer in found[: options.show]:
             print(json.dumps({"skill": skill, "messages": case.messages, "answer": answer}, ensure_ascii=False))

@@ -78,6 +78,34 @@ def _speculation(method: str, at_least: float, streams: tuple[int, ...] = (1,)) 
 PARTS: Final = (
     Part("tests", (*PYTEST, "-n", "14", "--dist", "worksteal", "--timeout", "300", "tests/gpu"), 480, PASSED),
     Part(
+        "attack",
+        (
+            *(PYTHON, "-m", "tests.attack", "--model", "builtin", "--requests", "100000", "--seconds", "270"),
+            *("--serve", "--device cuda --dtype bfloat16"),
+        ),
+        330,
+        (),
+        alone=True,
+    ),
+    Part(
+        "one order of sums",
+        (
+            *(PYTHON, "-m", "tests.evaluation", "--device", "cuda", "--dtype", "bfloat16", "--count", "100"),
+            *("--concurrency", "1", "8", "32", "100", "256", "--", "--batch-invariant"),
+        ),
+        120,
+        (Figure("digests of 1,500 answers in 5 runs", line("digests"), at_most=1),),
+    ),
+    Part(
+        "demonstration model",
+        (PYTHON, "-m", "tessera.engine.builtin.training.train", "--out", OUTPUT, "--minutes", "6"),
+        480,
+        (
+            Figure("right on words held out, %", pattern(r"held-out words: mean ([\d.]+)%"), at_least=99),
+            Figure("right in phrasings held out, %", pattern(r"held-out phrasings: mean ([\d.]+)%"), at_least=90),
+        ),
+    ),
+    Part(
         "loads beside the base",
         (PYTHON, "-m", "tests.bench.compare", BASE, "--rounds", "2", "--output", OUTPUT),
         500,
