@@ -25,6 +25,7 @@ EMBEDDING = "token_embd.weight"
 # Architectures that llama.cpp gives another one's name to, told by their windows.
 WINDOWED = {"LlamaForCausalLM": "MistralForCausalLM", "Olmo2ForCausalLM": "Olmo3ForCausalLM"}
 GEMMA_27B_LAYERS = {"Gemma2ForCausalLM": 46, "Gemma3ForCausalLM": 62}
+WINDOW = "attention.sliding_window"
 TEMPERATURE = "attention.temperature_scale"  # of Ministral 3
 GPT_OSS, MINICPM = "GptOssForCausalLM", "MiniCPMForCausalLM"
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -58,7 +59,7 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "intermediate_size": None if keys.has(MIXTURE_KEY) else keys.integer("feed_forward_length"),
         "max_position_embeddings": context_length,
         "rms_norm_eps": _norm_eps(keys),
-        "sliding_window": keys.integer("attention.sliding_window", 0) or None,
+        "sliding_window": keys.integer(WINDOW, _unsaid_window(architecture.name, context_length)) or None,
         "clip_qkv": keys.number("attention.clamp_kqv", 0.0, 1e9, 0.0) or None,
         "is_causal": keys.boolean("attention.causal"),
         "use_parallel_residual": keys.boolean("use_parallel_residual"),
@@ -90,6 +91,14 @@ def read_config(model: GGUFModel) -> dict[str, Any]:
         "eos_token_id": list(stop_token_ids(metadata)),
         "torch_dtype": _dtype_name(model),
     }
+
+
+def _unsaid_window(name: str, context_length: int) -> int:
+    """Of Gemma 2 and of Phi-3 with a context of 4096, whose first files have no key (llama.cpp, pull requests 8227 and
+    8931)."""
+    if name == "Gemma2ForCausalLM":
+        return 4096
+    return 2047 if name == "Phi3ForCausalLM" and context_length == 4096 else 0
 
 
 def _window_pattern(keys: ArchitectureKeys) -> dict[str, Any]:

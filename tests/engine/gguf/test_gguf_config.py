@@ -155,6 +155,19 @@ def test_rope_freqs_of_the_wrong_length_are_refused(tmp_path: Path) -> None:
         config_of(tmp_path, keys(), tensors(rope_freqs__weight=Stored.of(np.ones(5))))
 
 
+def test_the_first_files_of_gemma2_and_phi3_do_not_say_their_windows(tmp_path: Path) -> None:
+    """microsoft/Phi-3-mini-4k-instruct-gguf is as issues 5956 of Ollama and 2183 of ik_llama.cpp show it; Gemma 2's
+    config.json has 4096 for every second layer."""
+
+    def windows(*args: Any, **changed: Any) -> list[int | None]:
+        return [layer.attention.sliding_window for layer in config_of(tmp_path, keys(*args, **changed)).layers]
+
+    assert windows("phi3") == [2047, 2047]
+    assert windows("phi3", context_length=16384) == windows("phi3", attention__sliding_window=0) == [None, None]
+    assert windows("gemma2") == [4096, None]
+    assert windows("gemma2", attention__sliding_window=1024) == [1024, None]
+
+
 def test_phi3_takes_the_factors_of_either_side_of_its_old_context(tmp_path: Path) -> None:
     short, long = np.array([1, 1, 1.5, 2]), np.array([1, 2, 4, 8])
     stored = tensors(rope_factors_short__weight=Stored.of(short), rope_factors_long__weight=Stored.of(long))
