@@ -14,6 +14,8 @@ from tessera.app.schema.request import RequestModel
 from tessera.app.schema.tools import Tools
 from tessera.engine.contract.errors import InvalidRequestError
 
+MAX_TRAINED_MESSAGES = 512  # of one chat: all before it is rendered for each of them
+
 
 class TrainingMessage(ChatMessage):
     """One message; `weight` is for the assistant's."""
@@ -41,7 +43,13 @@ class TrainingConversation(RequestModel):
                 raise InvalidRequestError(f"{path}.weight is for messages of the assistant alone.", param="messages")
         if self.messages[-1].role != "assistant":
             raise InvalidRequestError("The last message must be the assistant's, which is learnt.", param="messages")
-        if not any(message.is_trained for message in self.messages):
+        num_trained = sum(message.is_trained for message in self.messages)
+        if num_trained > MAX_TRAINED_MESSAGES:
+            raise InvalidRequestError(
+                f"A chat may have at most {MAX_TRAINED_MESSAGES} messages of the assistant to learn: split it.",
+                param="messages",
+            )
+        if not num_trained:
             raise InvalidRequestError(
                 "Every message of the assistant has the weight 0, so there is nothing to learn.", param="messages"
             )

@@ -21,6 +21,7 @@ from tessera.engine.training.parameters import check_trainable
 from tessera.engine.training.preferences import Preference
 
 USUAL_MAX_LENGTH = 4096
+SHORT = 64
 
 
 @dataclass
@@ -28,23 +29,27 @@ class Dataset(Generic[AnyItem]):
     """Attributes:
     num_cut: entries that were longer than a sequence may be.
     num_dropped: those of them that have nothing left to learn, and are left out.
+    max_tokens: of all, where a short sequence counts as SHORT tokens, as it takes as much memory; None has no bound.
     """
 
+    max_tokens: int | None = None
     items: list[AnyItem] = field(default_factory=list)
     num_cut: int = 0
     num_dropped: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(item.num_tokens for item in self.items)
+    num_tokens: int = 0
+    _num_counted: int = 0
 
     def keep(self, item: AnyItem, *, is_cut: bool) -> None:
-        """Unless it has nothing to learn."""
+        """Unless it has nothing to learn. Raises: ConfigError beyond the bound."""
         self.num_cut += is_cut
-        if all(example.total_weight > 0 for example in item.sequences):
-            self.items.append(item)
-        else:
+        if any(example.total_weight <= 0 for example in item.sequences):
             self.num_dropped += 1
+            return
+        self.items.append(item)
+        self.num_tokens += item.num_tokens
+        self._num_counted += sum(max(SHORT, example.num_tokens) for example in item.sequences)
+        if self.max_tokens is not None and self._num_counted > self.max_tokens:
+            raise ConfigError(f"At most {self.max_tokens} tokens can be learnt, where a short chat counts as {SHORT}.")
 
 
 class DatasetReader:
@@ -54,16 +59,24 @@ class DatasetReader:
     """
 
     def __init__(
-        self, model: Path, name: str, *, max_length: int | None = None, chat_template: str | None = None
+        self,
+        model: Path,
+        name: str,
+        *,
+        max_length: int | None = None,
+        max_tokens: int | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """
         Args:
             model: its folder; `name` is for errors.
             max_length: None takes the model's context, at most USUAL_MAX_LENGTH.
+            max_tokens: of one file, see `Dataset`.
             chat_template: file that replaces the model's own.
 
         Raises: ConfigError where the model cannot be trained, or has no chat template; ModelError.
         """
+        self._max_tokens = max_tokens
         self.config = config = load_config(model)
         check_trainable(config, name)
         self.max_length = max_length or min(config.usual_context, USUAL_MAX_LENGTH)
@@ -81,13 +94,13 @@ class DatasetReader:
 
     def examples(self, path: Path, name: str = "") -> Dataset[Example]:
         """Raises: ConfigError with all that is wrong with the file, which errors call `name` or by its path."""
-        found: Dataset[Example] = Dataset()
+        found: Dataset[Example] = Dataset(self._max_tokens)
         read_lines(path, TrainingConversation, partial(self._keep_chat, found), name=name)
         return self._checked(found, name or str(path))
 
     def preferences(self, path: Path, name: str = "") -> Dataset[Preference]:
         """As `examples`."""
-        found: Dataset[Preference] = Dataset()
+        found: Dataset[Preference] = Dataset(self._max_tokens)
         read_lines(path, TrainingPreference, partial(self._keep_preference, found), name=name)
         return self._checked(found, name or str(path))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from tessera.app.text.chat_template import ChatTemplate
@@ -21,8 +21,8 @@ class EncodedChat(NamedTuple):
 class _Span(NamedTuple):
     """Where an assistant's message stands in a rendered text: from the end of the prompt for it to its own end."""
 
-    text: str
     start: int
+    stop: int
 
 
 class ConversationEncoder:
@@ -38,19 +38,33 @@ class ConversationEncoder:
         self._tokenizer = tokenizer
         self._eos = frozenset(eos_token_ids)
 
-    def encode(self, conversation: TrainingConversation) -> list[EncodedChat]:
-        """Raises: ConfigError where the template cannot render the messages, or tell where the assistant's begin."""
+    def encode(self, conversation: TrainingConversation) -> Iterator[EncodedChat]:
+        """Holds a few texts at a time, however many messages there are.
+
+        Raises: ConfigError where the template cannot render the messages, or tell where the assistant's begin.
+        """
         messages = [message.for_template() for message in conversation.messages]
         tools = [tool.for_template() for tool in conversation.tools or ()] or None
-        trained = [index for index, message in enumerate(conversation.messages) if message.is_trained]
-        spans = [self._span(messages, index, tools) for index in trained]
-        whole = spans[-1].text
-        if all(whole.startswith(span.text) for span in spans):
-            return [self._encode(whole, spans)]
-        return [self._encode(span.text, [span]) for span in spans]
+        text, is_one = "", True
+        spans: list[_Span] = []  # of `text`, while every text begins with the one before
+        for index in (index for index, message in enumerate(conversation.messages) if message.is_trained):
+            before, (text, start) = text, self._render(messages, index, tools)
+            span = _Span(start, len(text))
+            if is_one and not text.startswith(before):
+                is_one = False
+                for earlier in spans:
+                    yield self._encode(before, [earlier])
+            if is_one:
+                spans.append(span)
+            else:
+                yield self._encode(text, [span])
+        if is_one:
+            yield self._encode(text, spans)
 
-    def _span(self, messages: list[dict[str, Any]], index: int, tools: list[dict[str, Any]] | None) -> _Span:
-        """The text up to and with the message."""
+    def _render(
+        self, messages: list[dict[str, Any]], index: int, tools: list[dict[str, Any]] | None
+    ) -> tuple[str, int]:
+        """The text up to and with the message, and where that begins."""
         try:
             prompt = self._template.render(messages[:index], tools=tools)
             text = self._template.render(messages[: index + 1], tools=tools, add_generation_prompt=False)
@@ -61,21 +75,22 @@ class ConversationEncoder:
                 f"The model's chat template shows messages[{index}] otherwise than it asks for one, so it cannot be "
                 "told where the assistant's words begin."
             )
-        return _Span(text, len(prompt))
+        return text, len(prompt)
 
     def _encode(self, text: str, spans: list[_Span]) -> EncodedChat:
-        """Prompts and messages are encoded apart, since a prompt ends where the model begins to write."""
+        """The text up to the end of the last span.
+
+        Prompts and messages are encoded apart, since a prompt ends where the model begins to write."""
         token_ids: list[int] = []
         counted: list[bool] = []
         end = 0
         for span in spans:
-            stop = len(span.text)
             before, own = (
                 self._tokenizer.encode(piece, add_special_tokens=False)
-                for piece in (text[end : span.start], text[span.start : stop])
+                for piece in (text[end : span.start], text[span.start : span.stop])
             )
             last = next((place for place, token_id in enumerate(own) if token_id in self._eos), len(own) - 1)
             token_ids += [*before, *own]
             counted += [False] * len(before) + [place <= last for place in range(len(own))]
-            end = stop
+            end = span.stop
         return EncodedChat(token_ids, counted)

@@ -57,6 +57,7 @@ DPO_RATE_SHARE = 0.1
 BETA = 0.1
 WARMUP_SHARE = 0.03
 MICRO_BATCH_TOKENS = 2048
+MAX_TOKENS = 2**28  # of one file; they take eight bytes each, in memory and in the job's folder
 SAVE_INTERVAL = 30.0  # seconds between checkpoints within an epoch
 LARGE_MODEL = 2**29  # bytes of weights; of larger ones the layers are computed twice
 MEMORY_FACTOR = 1.3  # of what the weights take, in float32 on the CPU, in bfloat16 on a GPU
@@ -177,7 +178,9 @@ class JobProcess:
         places = [self._folder / f"{name}.safetensors" for name in ("training", "validation")]
         if not places[1].exists():
             launch = self._launch
-            reader = DatasetReader(Path(launch.model), launch.name, chat_template=launch.chat_template)
+            reader = DatasetReader(
+                Path(launch.model), launch.name, max_tokens=MAX_TOKENS, chat_template=launch.chat_template
+            )
             try:
                 for place, name in zip(places, (TRAINING_FILE, VALIDATION_FILE), strict=True):
                     save_items(place, self._read(reader, name, notes))

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tessera.app.text.chat_template import ChatTemplate, load_chat_template
 from tessera.app.text.tokenizer import Tokenizer, load_tokenizer
 from tessera.app.training import lines
 from tessera.app.training.conversations import TrainingConversation, TrainingPreference
+from tessera.app.training.dataset import SHORT, DatasetReader
 from tessera.app.training.encoder import ConversationEncoder, EncodedChat
 from tessera.app.training.lines import read_lines
 from tessera.engine.contract.errors import ConfigError
@@ -52,6 +54,7 @@ def write(path: Path, *lines: Any) -> Path:
         ({"messages": [USER, {**REPLY, "weight": 2}]}, "messages[1].weight must be one of 0, 1."),
         ({"messages": [USER, {**REPLY, "weight": 0}]}, "Every message of the assistant has the weight 0"),
         ({"messages": [USER, REPLY], "tools": [{"type": "function"}]}, "tools[0].function is required."),
+        ({"messages": [USER, REPLY] * 513}, "A chat may have at most 512 messages of the assistant to learn: split"),
     ],
 )
 def test_a_wrong_line_says_what_is_wrong(line: Any, message: str, tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def template(tokenizer: Tokenizer) -> ChatTemplate:
 
 def encode(template: ChatTemplate, tokenizer: Tokenizer, *messages: Any, **fields: Any) -> list[EncodedChat]:
     conversation = TrainingConversation.model_validate({"messages": list(messages), **fields})
-    return ConversationEncoder(template, tokenizer, [2]).encode(conversation)
+    return list(ConversationEncoder(template, tokenizer, [2]).encode(conversation))
 
 
 def counted_text(encoded: EncodedChat, tokenizer: Tokenizer) -> str:
@@ -169,6 +172,46 @@ def test_a_template_that_changes_earlier_messages_makes_several_examples(tokeniz
     template.close()
     assert [counted_text(each, tokenizer) for each in encoded] == ["Good day.<|im_end|>", "Again.<|im_end|>"]
     assert "short<|im_end|>" in tokenizer.decode(encoded[1].token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_fault_unbounded_numbers_a_long_chat_holds_few_texts_at_a_time(drops: bool) -> None:
+    """Of 100 messages of 20 KB each, for every one of which all before it is rendered."""
+
+    class Template:
+        """Also the tokenizer; it drops what the assistant has said before, or it does not."""
+
+        def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **_: Any) -> str:
+            kept = [each["content"] for each in messages if each["role"] == "user" or not drops]
+            last = [] if add_generation_prompt or not drops else [messages[-1]["content"]]
+            return "".join(kept + last)
+
+        def encode(self, text: str, **_: Any) -> list[int]:
+            return [len(text)]
+
+    template: Any = Template()
+    pair = [USER, {**REPLY, "content": "x" * 20_000}]
+    conversation = TrainingConversation.model_validate({"messages": pair * 100})
+    tracemalloc.start()
+    num_examples = sum(1 for _ in ConversationEncoder(template, template, []).encode(conversation))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert num_examples == (100 if drops else 1)
+    assert peak < 20 * 2**20, "a few texts of 2 MB at most"
+
+
+def test_fault_unbounded_numbers_a_file_has_so_many_tokens_to_learn(tmp_path: Path) -> None:
+    path = write(tmp_path / "chats.jsonl", *[{"messages": [USER, REPLY]}] * 3)
+    for max_tokens, is_enough in ((3 * SHORT, True), (3 * SHORT - 1, False)):
+        reader = DatasetReader(BUILTIN, "model", max_tokens=max_tokens)
+        try:
+            if is_enough:
+                assert len(reader.examples(path).items) == 3
+            else:
+                with pytest.raises(ConfigError, match=f"line 3: At most {max_tokens} tokens can be learnt"):
+                    reader.examples(path)
+        finally:
+            reader.close()
 
 
 def test_a_template_without_a_place_for_the_assistant_is_refused(tokenizer: Tokenizer) -> None:
