@@ -64,6 +64,7 @@ from tessera.app.openai.rerank.scorers import Scorers
 from tessera.app.openai.responses import routes as responses
 from tessera.app.openai.responses.background import BackgroundJobs
 from tessera.app.openai.responses.journal import JobOwner, Journal
+from tessera.app.openai.responses.journal_reader import JournalWatch
 from tessera.app.openai.responses.store import RESPONSES, ResponseStore
 from tessera.app.openai.tokenize import routes as tokenize
 from tessera.app.openapi import routes as description
@@ -158,6 +159,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         await app.state.fine_tuning_runner.close()
         await app.state.fine_tuning_results.close()
         await app.state.background.close()
+        await app.state.journal_watch.close()
         await app.state.store.close()
         if tracing is not None:
             await tracing.close()
@@ -182,7 +184,8 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.responses = ResponseStore(app.state.store, settings)
     app.state.conversations = ConversationStore(app.state.store, settings)
     app.state.stored_completions = CompletionStore(app.state.store, settings)
-    app.state.journal = Journal(app.state.responses, JobOwner(app.state.store))
+    journal = Journal(app.state.responses, JobOwner(app.state.store))
+    app.state.journal_watch = JournalWatch(journal)
     app.state.files = Files(app.state.store, settings)
     app.state.batches = Batches(app.state.store, app.state.files, settings)
     app.state.batch_runner = BatchRunner(app, models, app.state.batches)
@@ -191,7 +194,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     app.state.fine_tuning_runner = JobRunner(app.state.fine_tuning_jobs, app.state.fine_tuning_results)
     if settings.enable_fine_tuning:
         models.private = app.state.fine_tuning_results
-    app.state.background = BackgroundJobs(app.state.journal)
+    app.state.background = BackgroundJobs(journal)
     app.state.seal = Seal(new_seal_key())  # until the store has been read
     app.state.embeddings = {model: Embeddings(model) for model in models}
     app.state.scorers = {model: Scorers(model, app.state.embeddings[model]) for model in models}

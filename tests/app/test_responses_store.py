@@ -15,7 +15,9 @@ import httpx
 import openai
 import pytest
 
-from tessera.app.openai.responses.journal import Appended, JobOwner, Journal, JournalReader, NewEvents
+from tessera.app.openai.responses import journal as journal_module
+from tessera.app.openai.responses.journal import Appended, AskedEvents, JobOwner, Journal, JournalPart, NewEvents
+from tessera.app.openai.responses.journal_reader import JournalReader, JournalWatch
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
 from tessera.app.server.application import SCHEMAS
@@ -255,17 +257,17 @@ def test_what_a_dead_process_worked_on_has_failed(tmp_path: Path) -> None:
             seq = await dead.begin("t", stored("a"))
             assert await goes_on(dead, seq, 0, event(0) + event(1))
             assert await goes_on(dead, seq, 2, event(2))
-            part = await dead.read("t", "a", 0)
+            (part,) = await dead.read([AskedEvents("t", "a", 0)])
             assert part is not None
             assert not await dead.settle("t", "a", part), "its own process works on it"
-            found = await read_all(JournalReader(reader, "t", "a", 0))
+            found = await read_all(JournalReader(JournalWatch(reader), "t", "a", 0))
             assert [each["sequence_number"] for each in found] == [1, 2, 3]
             assert found[-1]["type"] == "response.failed"
             assert found[-1]["response"]["error"]["message"] == "The server ended while it worked on this response."
             failed = await responses.find("t", "a")
             assert failed is not None
             assert failed.response == found[-1]["response"]
-            assert await read_all(JournalReader(reader, "t", "a", 2)) == found[2:], "it is said once"
+            assert await read_all(JournalReader(JournalWatch(reader), "t", "a", 2)) == found[2:], "it is said once"
 
     asyncio.run(scenario())
 
@@ -281,7 +283,7 @@ def test_a_deleted_response_ends_its_job_and_its_readers(tmp_path: Path) -> None
             assert not await goes_on(journal, seq, 1, b"")
             await journal.end("t", seq, stored("a"), 1, event(1))
             assert await responses.find("t", "a") is None
-            assert await read_all(JournalReader(journal, "t", "a")) == []
+            assert await read_all(JournalReader(JournalWatch(journal), "t", "a")) == []
 
     asyncio.run(scenario())
 
@@ -323,6 +325,51 @@ def test_fault_stalls_all_responses_in_the_background_are_written_together(
             threading.Event().wait(0.01)
         for response_id in begun:
             assert http.post(f"/v1/responses/{response_id}/cancel").json()["status"] == "cancelled"
+
+
+def test_fault_stalls_all_readers_of_responses_in_the_background_are_looked_for_together(tmp_path: Path) -> None:
+    num_readers = 50
+    looks: list[int] = []
+
+    class Noted(Journal):
+        async def read(self, asked: Sequence[AskedEvents]) -> list[JournalPart | None]:
+            looks.append(len(asked))
+            return await super().read(asked)
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as responses:
+            journal = Noted(responses, JobOwner(responses.store))
+            seq = await journal.begin("t", stored("a"))
+            watch = JournalWatch(journal)
+            readers = [asyncio.ensure_future(read_all(JournalReader(watch, "t", "a"))) for _ in range(num_readers)]
+            while num_readers not in looks:
+                await asyncio.sleep(0.01)
+            assert await goes_on(journal, seq, 0, event(0))
+            await journal.end("t", seq, stored("a"), 1, event(1))
+            for found in await asyncio.gather(*readers):
+                assert [each["sequence_number"] for each in found] == [0, 1]
+            await watch.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_long_journal_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "READ_BYTES", 100)
+
+    async def scenario() -> None:
+        async with opened(tmp_path) as responses:
+            journal = Journal(responses, JobOwner(responses.store))
+            seq = await journal.begin("t", stored("a"))
+            for number in range(30):
+                assert await goes_on(journal, seq, number, event(number))
+            await journal.end("t", seq, stored("a"), 30, event(30))
+            (part,) = await journal.read([AskedEvents("t", "a", 0)])
+            assert part is not None
+            assert len(part.pieces) < 10
+            found = await read_all(JournalReader(JournalWatch(journal), "t", "a"))
+            assert [each["sequence_number"] for each in found] == list(range(31))
+
+    asyncio.run(scenario())
 
 
 def test_processes_and_restarts_share_what_is_stored(tmp_path: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import sqlite3
-from collections.abc import AsyncGenerator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -16,7 +15,7 @@ from tessera.app.store.errors import StoreFullError
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.store import Store
 
-POLL = 0.1  # seconds between two looks for new events
+READ_BYTES = 2**20  # of one response that are read at a time, and a piece more
 EVENT_END = b"\n\n"
 FIRST_OWNER = 2**40  # locks below are those of batches
 NUM_OWNERS = 2**40
@@ -61,12 +60,24 @@ class JobOwner:
 
 @dataclass(frozen=True, slots=True)
 class JournalPart:
-    """Pieces of whole events, each with its first event's number, and the job's state when they were read."""
+    """Pieces of whole events, each with its first event's number, and the job's state when they were read.
+
+    Attributes:
+        ended: no more events come after these.
+    """
 
     seq: int
     owner: int
     ended: bool
     pieces: Sequence[tuple[int, bytes]]
+
+
+class AskedEvents(NamedTuple):
+    """Those of a response from the one with the number `number` on."""
+
+    tenant: str
+    response_id: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,31 +164,19 @@ class Journal:
 
         await self._store.transact(change)
 
-    async def read(self, tenant: str, response_id: str, number: int) -> JournalPart | None:
-        """The events from the piece on that holds event `number`; None where there is no such response."""
+    async def read(self, asked: Sequence[AskedEvents]) -> list[JournalPart | None]:
+        """For each the events from the piece on that holds event `number`; None where there is no such response."""
+        return await self._store.query(lambda database: [self._read(database, each) for each in asked])
 
-        def query(database: sqlite3.Connection) -> JournalPart | None:
-            found = self._table.find(database, tenant, response_id)
-            if found is None:
-                return None
-            owner, ended = database.execute(
-                "SELECT owner, ended FROM response_jobs WHERE seq = ?", (found.seq,)
-            ).fetchone()
-            pieces = database.execute(
-                """SELECT first, data FROM response_events WHERE seq = :seq AND first >= COALESCE(
-                    (SELECT MAX(first) FROM response_events WHERE seq = :seq AND first <= :number), 0)
-                ORDER BY first""",
-                {"seq": found.seq, "number": number},
-            ).fetchall()
-            return JournalPart(found.seq, owner, bool(ended), pieces)
-
-        return await self._store.query(query)
+    async def is_at_work(self, part: JournalPart) -> bool:
+        """Whether the process that works on the response does so still."""
+        return await self._owner.works_on(part.owner, part.seq)
 
     async def settle(self, tenant: str, response_id: str, part: JournalPart) -> bool:
         """End a response whose process has died as failed; -> whether it has ended."""
         if part.ended:
             return True
-        if await self._owner.works_on(part.owner, part.seq):
+        if await self.is_at_work(part):
             return False
 
         def change(database: sqlite3.Connection) -> None:
@@ -195,6 +194,26 @@ class Journal:
         await self._store.transact(change)
         return True
 
+    def _read(self, database: sqlite3.Connection, asked: AskedEvents) -> JournalPart | None:
+        found = self._table.find(database, asked.tenant, asked.response_id)
+        if found is None:
+            return None
+        owner, ended = database.execute("SELECT owner, ended FROM response_jobs WHERE seq = ?", (found.seq,)).fetchone()
+        rows = database.execute(
+            """SELECT first, data FROM response_events WHERE seq = :seq AND first >= COALESCE(
+                (SELECT MAX(first) FROM response_events WHERE seq = :seq AND first <= :number), 0)
+            ORDER BY first""",
+            {"seq": found.seq, "number": asked.number},
+        )
+        pieces: list[tuple[int, bytes]] = []
+        num_bytes = 0
+        for first, data in rows:
+            if num_bytes > READ_BYTES:
+                return JournalPart(found.seq, owner, False, pieces)
+            pieces.append((first, data))
+            num_bytes += len(data)
+        return JournalPart(found.seq, owner, bool(ended), pieces)
+
     def _end(
         self, database: sqlite3.Connection, tenant: str, seq: int, stored: StoredResponse, first: int, events: bytes
     ) -> None:
@@ -211,33 +230,6 @@ class Journal:
         if self._table.replace_body(database, tenant, response_id, body, extra_bytes=num_bytes):
             insert_items(database, tenant, seq, stored)
             database.execute("UPDATE response_jobs SET ended = 1 WHERE seq = ?", (seq,))
-
-
-class JournalReader:
-    """A response's events after number `after`, to the end, as the source of an event stream."""
-
-    def __init__(self, journal: Journal, tenant: str, response_id: str, after: int = -1) -> None:
-        self._journal = journal
-        self._key = (tenant, response_id)
-        self._next = after + 1
-
-    async def wait_accepted(self, seconds: float) -> None:
-        """The engine took the request before the journal was begun."""
-
-    async def deltas(self) -> AsyncGenerator[bytes, None]:
-        while (part := await self._journal.read(*self._key, self._next)) is not None:
-            for first, data in part.pieces:
-                events = data.split(EVENT_END)[:-1]
-                if fresh := events[max(0, self._next - first) :]:
-                    self._next = first + len(events)
-                    yield EVENT_END.join(fresh) + EVENT_END
-            if part.ended:
-                return
-            if not await self._journal.settle(*self._key, part):
-                await asyncio.sleep(POLL)
-
-    async def abort(self) -> None:
-        """The response goes on without its readers."""
 
 
 def _insert_events(database: sqlite3.Connection, seq: int, first: int, events: bytes) -> None:

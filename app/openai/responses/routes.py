@@ -21,7 +21,8 @@ from tessera.app.openai.conversations.objects import ItemList
 from tessera.app.openai.pages import PageParameters, page_of
 from tessera.app.openai.responses.background import BackgroundJob, RecordedEvents
 from tessera.app.openai.responses.events import ResponseEvents
-from tessera.app.openai.responses.journal import POLL, Journal, JournalReader
+from tessera.app.openai.responses.journal import AskedEvents, Journal
+from tessera.app.openai.responses.journal_reader import POLL, JournalReader, JournalWatch
 from tessera.app.openai.responses.objects import DeletedResponse, InputTokenCount, ResponseEvent, ResponseObject
 from tessera.app.openai.responses.prompt import response_prompt
 from tessera.app.openai.responses.response import ResponseStates
@@ -76,7 +77,8 @@ async def create_response(http_request: Request) -> Response:
         journal = journal_of(http_request)
         await _begin_job(http_request, journal, turn, generation, events, states.in_progress())
         if request.stream:
-            return EventStream(JournalReader(journal, tenant, states.id), RecordedEvents(), model.settings)
+            reader = JournalReader(watch_of(http_request), tenant, states.id)
+            return EventStream(reader, RecordedEvents(), model.settings)
         return json_response(states.in_progress())
     if request.stream:
         source = StoringSource(generation, lambda: turn.store_response(events.last_state()))
@@ -146,7 +148,7 @@ async def retrieve_response(http_request: Request, response_id: PathName) -> Res
         raise InvalidRequestError("starting_after must be the sequence_number of an event.", param="starting_after")
     if not (await _stored_response(http_request, response_id))["background"]:
         raise InvalidRequestError("stream is only allowed for responses in the background.", param="stream")
-    reader = JournalReader(journal_of(http_request), tenant_of(http_request), response_id, int(after))
+    reader = JournalReader(watch_of(http_request), tenant_of(http_request), response_id, int(after))
     return EventStream(reader, RecordedEvents(), model_of(http_request).settings)
 
 
@@ -195,10 +197,14 @@ async def cancel_response(http_request: Request, response_id: PathName) -> Respo
     return json_response(found)
 
 
+def watch_of(request: Request) -> JournalWatch:
+    watch: Any = request.app.state.journal_watch
+    assert isinstance(watch, JournalWatch)
+    return watch
+
+
 def journal_of(request: Request) -> Journal:
-    journal: Any = request.app.state.journal
-    assert isinstance(journal, Journal)
-    return journal
+    return watch_of(request).journal
 
 
 async def _stored_response(http_request: Request, response_id: str) -> dict[str, Any]:
@@ -207,7 +213,7 @@ async def _stored_response(http_request: Request, response_id: str) -> dict[str,
     found = await responses.find_response(tenant, response_id)
     if found is not None and found["status"] == "in_progress":
         journal = journal_of(http_request)
-        part = await journal.read(tenant, response_id, MAX_INT32)
+        (part,) = await journal.read([AskedEvents(tenant, response_id, MAX_INT32)])
         if part is not None and await journal.settle(tenant, response_id, part):
             found = await responses.find_response(tenant, response_id)
     if found is None:
