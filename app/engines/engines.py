@@ -67,11 +67,6 @@ class Engine:
         self._answer: asyncio.Future[None] | None = None
 
     @property
-    def takes_orders(self) -> bool:
-        """Its engine runs, asleep or not."""
-        return self.is_resident or self.status.in_host_memory
-
-    @property
     def members(self) -> tuple[ModelClient, ...]:
         """The clients of each of its engine processes."""
         return self.client.members if isinstance(self.client, ReplicatedClient) else (self.client,)

@@ -177,9 +177,9 @@ class ReplicatedClient:
             raise EngineUnavailableError(f"not all engines are ready: {self.health()[1]}; please try again later")
 
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
-        """As `EngineClient.reset_prefix_cache`, of every engine that is well: a new one's cache is empty."""
-        for number in self._well_members():
-            self.members[number].reset_prefix_cache(accounts)
+        """As `EngineClient.reset_prefix_cache`, of every engine."""
+        for member in self.members:
+            member.reset_prefix_cache(accounts)
 
     def _choose(self, prompt: TokenIds, max_tokens: int, cache_salt: str, adapter: bytes = b"") -> EngineClient:
         well = self._well_members()

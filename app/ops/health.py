@@ -78,8 +78,7 @@ async def reset_prefix_cache(http_request: Request) -> Response:
         )
     accounts = accounts_of_name(name) if name is not None else None
     for engine in models_of(http_request).engines:
-        if engine.takes_orders:
-            engine.client.reset_prefix_cache(accounts)
+        engine.client.reset_prefix_cache(accounts)
     return json_response({"success": True})
 
 

@@ -258,8 +258,7 @@ class Server:
         """Nothing that these keys have computed stays in a cache."""
         accounts = [account for name in revoked for account in accounts_of_name(name)]
         for engine in self._engines if accounts else ():
-            if engine.takes_orders and engine.health()[0]:
-                engine.client.reset_prefix_cache(accounts)
+            engine.client.reset_prefix_cache(accounts)
 
     async def _watch_keys_file(self, path: Path) -> None:
         """Read the keys again whenever the file is another one."""

@@ -110,6 +110,7 @@ class EngineClient:
         self._lost: str | None = None
         self._inboxes: dict[str, Inbox] = {}
         self._abandoned: list[str] = []  # of which the engine is to hear
+        self._owed_resets: set[tuple[int, ...] | None] = set()  # of which the next engine is to hear; None: all
         self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
         self._adapter_waiters: dict[int, asyncio.Future[None]] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
@@ -287,11 +288,14 @@ class EngineClient:
             del self._adapter_waiters[message.token]
 
     def reset_prefix_cache(self, accounts: list[int] | None = None) -> None:
-        """Have the engine forget all cached prefixes, or those of these accounts. Raises EngineUnavailableError."""
-        well, reason = self.health()
-        if not well:
-            raise EngineUnavailableError(f"{reason}; please try again later")
-        self._send(ResetPrefixCache(accounts))
+        """Have the engine forget all cached prefixes, or those of these accounts.
+
+        One that is not well, or does not run, hears of it again when it is ready next: what it has on disk outlasts it.
+        """
+        if self._epoch is not None:
+            self._send(ResetPrefixCache(accounts))
+        if not self.health()[0]:
+            self._owed_resets.add(None if accounts is None else tuple(accounts))
 
     async def metrics(self) -> bytes:
         """The engine's metrics in Prometheus text format.
@@ -400,6 +404,9 @@ class EngineClient:
         elif type(message) is Ready:
             self._epoch, self.info, self._lost = message.epoch, message.info, None
             self._heartbeats.note_life()
+            owed, self._owed_resets = self._owed_resets, set()
+            for accounts in owed:
+                self._send(ResetPrefixCache(None if accounts is None else list(accounts)))
             self._first_ready.set()
         elif type(message) is Metrics:
             waiter = self._metrics_waiters.get(message.token)

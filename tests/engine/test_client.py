@@ -272,6 +272,27 @@ def test_a_killed_engine_fails_its_requests_at_once_and_is_restarted() -> None:
     run(scenario())
 
 
+def test_an_engine_that_was_not_there_hears_what_is_to_be_forgotten() -> None:
+    """What it has on disk outlasts it."""
+
+    async def scenario() -> None:
+        async with engine() as (supervisor, client):
+            client.reset_prefix_cache([1, 2])
+            await until_well(client)
+            assert b"# resets [[1, 2]]\n" in await client.metrics()
+            client.reset_prefix_cache()
+            assert b"# resets [[1, 2], None]\n" in await client.metrics()
+            assert supervisor.pid is not None
+            os.kill(supervisor.pid, signal.SIGKILL)
+            await until(lambda: not client.health()[0], "the engine's end")
+            client.reset_prefix_cache([3])
+            client.reset_prefix_cache([3])
+            await until_well(client)
+            assert b"# resets [[3]]\n" in await client.metrics()
+
+    run(scenario())
+
+
 def open_files() -> list[str]:
     """What this process's descriptors are."""
     found = []

@@ -34,6 +34,7 @@ class Running:
 class StubCore:
     def __init__(self) -> None:
         self.num_steps = 0
+        self.resets: list[Collection[int] | None] = []
         self._running: dict[tuple[bytes, str], Running] = {}
         self._pause = threading.Event()
 
@@ -86,7 +87,7 @@ class StubCore:
         )
 
     def reset_prefix_cache(self, accounts: Collection[int] | None = None) -> None:
-        pass
+        self.resets.append(accounts)
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(len(self._running), 0, 0, 0, 0)
@@ -141,7 +142,7 @@ def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
     def render_metrics() -> bytes:
         if config.model == SLOW_METRICS:
             threading.Event().wait()
-        return f"stub_steps_total {core.num_steps}\n".encode()
+        return f"stub_steps_total {core.num_steps}\n# resets {core.resets}\n".encode()
 
     return LoadedEngine(core, info, render_metrics, sleeper=StubSleeper(config.model) if config.can_sleep else None)
 
