@@ -133,3 +133,19 @@ PRE_TOKENIZERS = _by_name(
     (PreTokenizer((SEED_CODER,)), ("seed-coder",)),
     (PreTokenizer((EXAONE_MOE,)), ("exaone-moe",)),
 )
+
+# Names for files of before May 2024, which have none (llama.cpp, pull request 6920): by architecture, and by the BOS
+# token where architectures have several vocabularies.
+UNNAMED = {
+    "command-r": "command-r",
+    "falcon": "falcon",
+    "gpt2": "gpt-2",
+    "gptneox": "mpt",
+    "olmo": "olmo",
+    "phi2": "phi-2",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2",
+    "starcoder": "starcoder",
+    "starcoder2": "starcoder",
+}
+UNNAMED_BY_BOS = {"<|begin_of_text|>": "llama-bpe"}

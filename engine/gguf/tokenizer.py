@@ -14,7 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.metadata import Metadata
 from tessera.engine.gguf.model import open_gguf
-from tessera.engine.gguf.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
+from tessera.engine.gguf.pre_tokenizers import PRE_TOKENIZERS, UNNAMED, UNNAMED_BY_BOS, PreTokenizer
 from tessera.engine.gguf.sentencepiece import METASPACE, sentencepiece_bpe
 from tessera.engine.gguf.vocabulary import TokenType, Vocabulary, read_vocabulary, special_token_id
 
@@ -121,7 +121,7 @@ def read_gguf_templates(path: Path) -> dict[str, str]:
 def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool) -> str:
     """A tokenizer of the special tokens alone, to whose description the others and the merges are added: the library
     takes several times as long for lists of hundreds of thousands from Python."""
-    name = metadata.string(PRE_KEY, "default")
+    name = metadata.string(PRE_KEY, _unsaid_name(metadata, vocabulary))
     if name not in PRE_TOKENIZERS:
         raise ModelError(
             f"{metadata.path}: {PRE_KEY} is {name[:60]!r}; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
@@ -148,6 +148,13 @@ def _byte_level_bpe(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool
     merges = metadata.strings(MERGES_KEY, MAX_MERGES)
     described["model"] |= {"vocab": ids, "merges": merges if all_merges else _known_merges(metadata, merges, ids)}
     return orjson.dumps(described).decode()
+
+
+def _unsaid_name(metadata: Metadata, vocabulary: Vocabulary) -> str:
+    """Of the pre-tokenizer, in a file that has none."""
+    bos = special_token_id(metadata, "bos", len(vocabulary.tokens))
+    named = None if bos is None else UNNAMED_BY_BOS.get(vocabulary.tokens[bos])
+    return named or UNNAMED.get(metadata.string("general.architecture", ""), "default")
 
 
 def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary, all_merges: bool) -> str:

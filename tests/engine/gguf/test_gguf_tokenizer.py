@@ -186,6 +186,25 @@ def test_the_named_pre_tokenizer_splits(tmp_path: Path, pre: str, expected: list
 
 
 @pytest.mark.parametrize(
+    ("architecture", "bos", "pre"),
+    [
+        ("phi2", "<bos>", "phi-2"),  # as issue 41 of wllama shows it
+        ("qwen2", "<bos>", "qwen2"),
+        ("llama", "<|begin_of_text|>", "llama-bpe"),  # Llama 3's, as issue 13 of tc-mb/llama.cpp shows it
+        ("llama", "<bos>", "default"),
+    ],
+)
+def test_files_that_name_no_pre_tokenizer_have_that_of_their_model(
+    tmp_path: Path, architecture: str, bos: str, pre: str
+) -> None:
+    tokens = [bos if token == "<bos>" else token for token in BPE_TOKENS]
+    unnamed = bpe(tmp_path, architecture=architecture, tokens=tokens, pre=None).inner.to_str()
+    assert unnamed == bpe(tmp_path, architecture=architecture, tokens=tokens, pre=pre).inner.to_str()
+    others = {bpe(tmp_path, tokens=tokens, pre=name).inner.to_str() for name in {"default", "llama-bpe"} - {pre}}
+    assert unnamed not in others
+
+
+@pytest.mark.parametrize(
     ("pre", "expected"),
     [
         # llama.cpp, llama-vocab.cpp, of which the first is Tiny Aya's (Cohere2) and the second MiniCPM 5's (Llama).
