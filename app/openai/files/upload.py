@@ -32,7 +32,7 @@ MAX_FORM_BYTES = 2**16  # of everything but the file
 MAX_FILENAME = 255
 WRITE_BYTES = 2**20  # written at a time
 MAX_UPLOADS = 16  # of one app process at a time
-MAX_UPLOADS_OF_ONE = 4  # of them, of one key or address
+MAX_UPLOADS_OF_ONE = 8  # of them, of one key or address
 MIN_LIFETIME, MAX_LIFETIME = 3600, 2592000  # seconds
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
