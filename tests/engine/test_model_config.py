@@ -217,6 +217,12 @@ def test_phi3_names_longrope_otherwise(alias: str) -> None:
     assert parse("phi3-longrope-short", rope_scaling={**scaling, "type": alias}) == parse("phi3-longrope-short")
 
 
+def test_the_number_of_experts_as_it_is_saved_now() -> None:
+    """Hugging Face transformers 5, configuration_qwen3_moe.py, attribute_map."""
+    saved = {**without("num_experts", "qwen3moe"), "num_local_experts": 8}
+    assert parse_config(saved, {}) == parse("qwen3moe", num_experts=8)
+
+
 def test_longest_context_follows_the_scaling() -> None:
     assert parse().longest_context == 64
     assert parse(rope_scaling={"type": "linear", "factor": 4.0}).longest_context == 256

@@ -124,6 +124,7 @@ MIXTURES: dict[str, Architecture] = {
             "num_experts": 128,
             "moe_intermediate_size": 768,
         },
+        aliases={"num_local_experts": "num_experts"},  # as transformers 5 saves it
         qk_norm=True,
         qkv_bias="attention_bias",
         out_bias="attention_bias",
