@@ -21,7 +21,14 @@ TEXT_TYPES = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl": "qwen3",
     "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
     "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
+# What their classes have by default and the layers have not.
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe_text": {"norm_topk_prob": True},
+    "glm4v_moe_text": {"attention_bias": True},
 }
 # Savers leave out of a section what its class has by default (Hugging Face transformers, configuration_*.py).
 SIZE_KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -62,6 +69,7 @@ def text_part(values: Mapping[str, Any]) -> dict[str, Any] | None:
             found[TIED] = True
     model_type = found.get("model_type")
     if isinstance(model_type, str):
+        found = TEXT_DEFAULTS.get(model_type, {}) | found
         model_type = TEXT_TYPES.get(model_type, model_type)
         if architecture_name(None, model_type) is not None:  # not the class, which may be that of the whole model
             found |= {"model_type": model_type, "architectures": None}

@@ -81,6 +81,41 @@ def test_rotary_embedding_of_images_is_the_usual_one_for_text(tmp_path: Path, fl
     np.testing.assert_array_equal(logits(folder), expected)
 
 
+@pytest.mark.parametrize("transposed", [True, False], ids=["published", "in memory"])
+def test_experts_of_qwen3_vl_are_stored_together(tmp_path: Path, transposed: bool) -> None:
+    """[E, hidden, 2 inner] and [E, inner, hidden]; its router divides by the sum, whatever the section says."""
+    model = TINY_MODELS["qwen3moe"]
+    expected = logits(build(model, tmp_path / "alone"))
+    folder = wrapped(tmp_path / "wrapped", "qwen3moe", NAMES[1], seeing("Qwen3VLMoe", "qwen3_vl_moe", "qwen3moe"))
+    tensors = {f"model.language_{name}": values for name, values in make_tensors(model).items()}
+    tensors["lm_head.weight"] = tensors.pop("model.language_lm_head.weight")
+    for layer in range(model.config["num_hidden_layers"]):
+        at = f"model.language_model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            np.stack([tensors.pop(f"{at}{expert}.{part}_proj.weight") for expert in range(model.config["num_experts"])])
+            for part in ("gate", "up", "down")
+        )
+        both = np.concatenate([gate, up], axis=1)
+        tensors[at + "gate_up_proj"] = both.swapaxes(1, 2) if transposed else both
+        tensors[at + "down_proj"] = down.swapaxes(1, 2) if transposed else down
+    write_safetensors(folder / "model.safetensors", tensors)
+    np.testing.assert_array_equal(logits(folder), expected)
+
+
+def test_glm_4_5v_has_the_experts_of_glm_4_5(tmp_path: Path) -> None:
+    expected = logits(build(TINY_MODELS["glm4moe"], tmp_path / "alone"))
+    config = seeing("Glm4vMoe", "glm4v_moe", "glm4moe")
+    np.testing.assert_array_equal(logits(wrapped(tmp_path / "wrapped", "glm4moe", NAMES[1], config)), expected)
+
+
+def seeing(name: str, kind: str, base: str) -> dict[str, Any]:
+    """A mixture of experts inside, whose section leaves out what its class has by default."""
+    section = {**TINY_MODELS[base].config, "model_type": f"{kind}_text", "rope_scaling": {"mrope_section": [2, 3, 3]}}
+    for key in ("architectures", "norm_topk_prob", "attention_bias"):
+        section.pop(key, None)
+    return {"architectures": [f"{name}ForConditionalGeneration"], "model_type": kind, "text_config": section}
+
+
 def test_an_unsupported_language_model_is_named(tmp_path: Path) -> None:
     config = {
         "architectures": ["Gemma3nForConditionalGeneration"],

@@ -45,7 +45,8 @@ class ExpertsRule:
     """What an architecture's mixtures are; config keys by their names there.
 
     Attributes:
-        forms: the first of which the checkpoint has a tensor counts.
+        forms: the first of which the checkpoint has a tensor counts; of two by the same names, which differ in
+            `transposed`, the one whose shape it has.
         num_experts, inner_size: config keys.
         routing: how experts are chosen.
         layers: which layers are mixtures.

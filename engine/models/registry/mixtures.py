@@ -48,6 +48,8 @@ EACH_MIXTRAL_EXPERT = ExpertForm(
 )
 # As Hugging Face transformers keeps experts in memory, which some savers write as it is.
 FUSED = ExpertForm((MLP + "experts.gate_up_proj",), (MLP + "experts.down_proj",))
+# As Qwen3-VL's checkpoints have them, by the same names.
+FUSED_TRANSPOSED = replace(FUSED, transposed=True)
 GRANITE_EXPERTS = ExpertForm((SPARSE + "input_linear.weight",), (SPARSE + "output_linear.weight",))
 GPT_OSS_EXPERTS = replace(
     FUSED,
@@ -63,7 +65,9 @@ MIXTRAL_RULE = ExpertsRule(
     num_experts="num_local_experts",
     inner_size="intermediate_size",
 )
-QWEN_MOE_RULE = ExpertsRule(forms=(EACH_EXPERT, FUSED), routing=experts.softmax, layers=experts.sparse_layers)
+QWEN_MOE_RULE = ExpertsRule(
+    forms=(EACH_EXPERT, FUSED, FUSED_TRANSPOSED), routing=experts.softmax, layers=experts.sparse_layers
+)
 QWEN_MOE_DEFAULTS: dict[str, Any] = {**QWEN_DEFAULTS, "norm_topk_prob": False, "decoder_sparse_step": 1}
 
 

@@ -384,10 +384,17 @@ class CheckpointSource(WeightSource):
         """That of the first mixture."""
         rule = self.architecture.experts
         assert rule is not None, "mixtures have a rule"
-        layer = next(i for i, spec in enumerate(self.config.layers) if isinstance(spec.mlp, MoESpec))
-        names = self.checkpoint.names
-        found = (form for form in rule.forms if expert_names(form, form.up, self.spelt, layer, 1)[0] in names)
-        return next(found, rule.forms[0])
+        layer, spec = next((i, spec.mlp) for i, spec in enumerate(self.config.layers) if isinstance(spec.mlp, MoESpec))
+
+        def name_of(form: ExpertForm) -> str:
+            return expert_names(form, form.down, self.spelt, layer, 1)[0]
+
+        found = [form for form in rule.forms if name_of(form) in self.checkpoint.names]
+        if len(found) == 2 and name_of(found[0]) == name_of(found[1]):
+            stored = self.checkpoint.tensor(name_of(found[0])).shape
+            is_transposed = stored[1:] == (spec.inner_size, self.config.hidden_size)
+            return next(form for form in found if form.transposed == is_transposed)
+        return found[0] if found else rule.forms[0]
 
     def _names(self, field: Field, kind: Kind, layer: int | None) -> tuple[str, ...]:
         if isinstance(field, ExpertsField):
