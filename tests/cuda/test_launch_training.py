@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from tessera.engine.autograd.variable import Variable
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
 from tessera.engine.ops.cuda import CudaOps
@@ -24,7 +27,10 @@ from tessera.engine.ops.cuda.training.sums import ADD_PARTIALS
 from tessera.engine.ops.cuda.types import ceil_div
 from tessera.engine.ops.training.interface import PackedSequences
 from tessera.engine.tensor import CPU, Buffer, Tensor, bfloat16, empty, float16, float32, from_numpy
+from tessera.engine.training.optimizers.muon import Muon, MuonSettings
+from tessera.engine.training.parameters import Parameter
 from tests.cuda.test_launch_attention import Launch, WritingDevice, check_params
+from tests.cuda.test_launch_steps import StepDevice, Written
 
 SMALLEST_SHARED_BYTES = 99 << 10  # of a block, of compute capability 8.6, 8.9 and 12.0
 
@@ -168,3 +174,31 @@ def test_products_are_of_transposed_copies_where_that_is_asked(monkeypatch: pyte
     monkeypatch.setattr(CudaTrainingOps, "reads_in_place", False)
     launches = gradients(Sm90Device(), 200, 64, 64)
     assert sum(launch.spec is TRANSPOSE for launch in launches) == 3
+
+
+class RecordingDevice(StepDevice):
+    """Attributes: overlapping: whether kernels may overlap, of each recording."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overlapping: list[bool] = []
+
+    @contextmanager
+    def capture(self, *, overlaps: bool = True) -> Iterator[Callable[[], Written]]:
+        self.overlapping.append(overlaps)
+        with super().capture() as finish:
+            yield finish
+
+
+def test_muon_records_once_what_it_has_launched_and_without_overlap() -> None:
+    """Its products take for a weight what the kernel in front of them writes."""
+    device: Any = RecordingDevice()
+    ops = CudaOps(device)
+    parameters = [
+        Parameter(str(shape), Variable(empty(shape, bfloat16, device), True), (("", shape[0]),))
+        for shape in ((64, 64), (96, 64), (32, 96), (1024, 2048), (2048, 1024))
+    ]
+    muon = Muon(parameters, ops, CudaTrainingOps(device, ops), MuonSettings())
+    for _ in range(3):
+        muon.update(0.02)
+    assert device.overlapping == [False]
