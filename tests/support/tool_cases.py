@@ -60,6 +60,12 @@ CASES: list[tuple[str, str, str | None, list[tuple[str, str]]]] = [
     ("gemma", "<start_function_call>call:ping{}<start_function_call>call:ping{}", None, [PING] * 2),
     (
         "gemma",
+        "<start_function_call>call:ping{}<end_function_call><start_function_response>response:ping{a:1}",
+        None,
+        [PING],
+    ),
+    (
+        "gemma",
         '<start_function_call>call:other{a:<escape>x, {y} "z"<escape>, n: -2.5 ,t:true,'
         'l:[<escape>a,]<escape>,{k:<escape>}<escape>,m:[1,null]}],s:["b\\"]"],w:word}<end_function_call>',
         None,

@@ -1,7 +1,8 @@
 """FunctionGemma: `<start_function_call>call:name{key:<escape>text<escape>,other:1.5}<end_function_call>`.
 
-Text stands between two `<escape>`, also in lists and objects; keys have no quotes. Source: the chat template and the
-model card of google/functiongemma-270m-it.
+Text stands between two `<escape>`, also in lists and objects; keys have no quotes. A turn with calls ends with the
+beginning of their results, `<start_function_response>`. Source: the chat template and the model card of
+google/functiongemma-270m-it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from tessera.app.tools.typed_arguments import ANY_TYPE, typed_value_expression, 
 BEGIN = "<start_function_call>"
 END = "<end_function_call>"
 ESCAPE = "<escape>"
+RESPONSE = "<start_function_response>"
 MAX_DEPTH = 64
 CALL = "call:"
 MAX_LABEL = MAX_CALLED_NAME + 16  # characters of a name and the white space around it
@@ -42,8 +44,8 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 class GemmaParser(TaggedParser):
     """The closing tag of a call may be missing."""
 
-    openers = (BEGIN,)
-    markers = (BEGIN, END, ESCAPE)
+    openers = (BEGIN, RESPONSE)
+    markers = (BEGIN, END, ESCAPE, RESPONSE)
     value_end = ESCAPE
 
     def __init__(self, tools: ToolSchemas, *, max_calls: int | None = None) -> None:
@@ -61,6 +63,9 @@ class GemmaParser(TaggedParser):
         return self._body, self._key, self._before_value
 
     def _open(self, opener: str) -> None:
+        if opener == RESPONSE:  # results are not the model's to write
+            self.complete = True
+            return
         self._source = [opener]
         self._state = self._start
 
