@@ -75,6 +75,12 @@ class DraftModel(ModelRunner):
         self._allocate(served.num_kv_blocks)
 
     @property
+    def kept_planes(self) -> list[Tensor]:
+        """Of its part of KV blocks, each [num_blocks, ...], what must be kept where the served model's part is: what
+        the served model has left for it. The rest it computes again."""
+        return []
+
+    @property
     def limits(self) -> DraftLimits:
         """Of the texts that it reads, once it is loaded."""
         return DraftLimits(self.max_model_len, self.short_rope_len)

@@ -29,8 +29,6 @@ def make_drafter(config: EngineConfig, model: ModelConfig, ops: Ops) -> DraftMod
     settings = config.speculation_settings
     if settings is None or not settings.uses_model:
         return None
-    if config.kv_offload_gib is not None and settings.reads_states:
-        raise ConfigError(f"the speculative method {settings.method} cannot be used with --kv-offload-gib")
     config = msgspec.structs.replace(config, dtype=resolve_dtype(config, model, ops.device).name)
     if settings.method == "eagle3":
         return Eagle3(config, read_eagle3(Path(settings.model), model), ops.device, ops)

@@ -49,6 +49,10 @@ class StateDrafter(DraftModel):
         return super().block_bytes + self.block_size * self.model.hidden_size * self._dtype.itemsize
 
     @property
+    def kept_planes(self) -> list[Tensor]:
+        return [self._features[0], self._features[1]]
+
+    @property
     def limits(self) -> DraftLimits:
         """It reads accepted tokens again, with their features in the place of what it had itself."""
         return replace(super().limits, shift=SHIFT, caught_up=1 + self._drafts.shape[0], rereads=True)

@@ -91,6 +91,8 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         runner = ModelRunner(config, model, device, ops, progress, max_lora_rank=max_lora_rank, drafter=drafter)
         embedding.add_decoder(model, runner)
     planes = ranks.planes if ranks is not None else runner.kv_cache.planes if runner.generates else []
+    if drafter is not None:
+        planes = [*planes, *drafter.kept_planes]
     tiers, tier_metrics = make_tiers(runner.config, device, planes, runner.dtype, config.served_name or folder.name)
     info = engine_info(
         runner,

@@ -90,9 +90,10 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
 
     Weights are told apart by their files' names, sizes and times.
     """
-    model = Path(config.model)
-    files = [model] if model.is_file() else [path for path in model.iterdir() if path.is_file()]
-    described = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(files)]
+    described = _describe_files(Path(config.model))
+    settings = config.speculation_settings
+    if settings is not None and settings.reads_states:  # what the model leaves for a head is in the blocks
+        described += [settings.method, *(_describe_files(Path(settings.model)) if settings.model else ())]
     kernels = getattr(device, "arch", "cpu")
     facts = [
         __version__,
@@ -108,3 +109,8 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
         *([config.tensor_parallel_size] if config.tensor_parallel_size > 1 else []),
     ]
     return hashlib.sha256("\n".join([*described, repr(facts)]).encode()).hexdigest()
+
+
+def _describe_files(model: Path) -> list[str]:
+    files = [model] if model.is_file() else [path for path in model.iterdir() if path.is_file()]
+    return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(files)]

@@ -154,6 +154,3 @@ def test_models_without_such_a_layer_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "sparse") == (
         "/sparse: its layer of multi-token prediction has a dense MLP, and no other layer has"
     )
-    assert refusal(tmp_path / "cut", kv_offload_gib=1.0) == (
-        "the speculative method mtp cannot be used with --kv-offload-gib"
-    )

@@ -10,9 +10,12 @@ import pytest
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.contract.speculation.settings import MODEL_METHODS
+from tessera.engine.contract.speculation.settings import MODEL_METHODS, STATE_METHODS
 from tessera.engine.core.core import EngineCore
+from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.ipc.load import load_engine
+from tessera.engine.kv_tiers.make import form_of
+from tessera.engine.tensor import CPU
 from tests.support.drafted_models import random_model, tell_texts
 from tests.support.speculation import (
     CLIENT,
@@ -24,6 +27,7 @@ from tests.support.speculation import (
     num_accepted,
     repeated,
     varied_requests,
+    watched_drafts,
 )
 from tests.support.tiny_adapters import TinyAdapter
 from tests.support.token_ids import token_ids
@@ -87,3 +91,35 @@ def test_beside_adapters(served: Served, method: str, tmp_path: Path) -> None:
     assert num_accepted(found[1]) > 10
     plain = ask_all(make_core(served.model.folder), [Asked(each.prompt, params) for each in asked])
     assert [one.token_ids != other.token_ids for one, other in zip(found[0], plain, strict=True)] == [False, True, True]
+
+
+@pytest.mark.parametrize("method", MODEL_METHODS)
+def test_what_comes_back_from_host_memory_is_drafted_as_before(served: Served, method: str) -> None:
+    """What the served model has left for a head comes with the keys and values."""
+    limits: dict[str, Any] = {"device": "cpu", "num_kv_blocks": 12, "block_size": 8, "kv_offload_gib": 0.01}
+    config = EngineConfig(model=str(served.model.folder), **limits, **served.model.settings(method))
+    core = load_engine(config, lambda *_: None).core
+    assert isinstance(core, EngineCore)
+    drafter = core._runner._runner.drafter  # type: ignore[attr-defined]
+    assert isinstance(drafter, DraftModel)
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    told, drafts = list[Told](), list[Any]()
+    for number in (1, 2, 3, 1):
+        with watched_drafts(drafter, core) as found:
+            told += ask_all(core, [Asked(repeated(number, 128, 50), params)])
+        drafts.append(found)
+    assert told[-1].last is not None
+    assert told[-1].last.num_cached_tokens == 48
+    assert core.block_manager.tiers is not None
+    assert core.block_manager.tiers.metrics.num_hits > 0
+    assert_same(told[-1:], told[:1])
+    assert drafts[-1] == drafts[0]
+    assert len(drafts[0]) > 1
+
+
+def test_files_of_blocks_are_a_head_s_own(served: Served) -> None:
+    def form(**settings: Any) -> str:
+        return form_of(EngineConfig(model=str(served.model.folder), **settings), CPU, 1, "float32")
+
+    assert form() == form(**served.model.settings("draft_model")) == form(**served.model.settings("suffix"))
+    assert len({form(), *(form(**served.model.settings(method)) for method in STATE_METHODS)}) == 3
