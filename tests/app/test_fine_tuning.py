@@ -19,7 +19,7 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 
-from tessera.app.openai.fine_tuning import job_run
+from tessera.app.openai.fine_tuning import job_run, jobs
 from tessera.app.openai.fine_tuning.objects import (
     FineTuningJobList,
     FineTuningJobObject,
@@ -279,37 +279,6 @@ def test_a_job_is_paused_resumed_and_cancelled(api: openai.OpenAI, data: Path, s
     assert jobs.retrieve(job.id).finished_at is not None
 
 
-@pytest.mark.slow
-def test_fault_fairness_a_long_job_lets_those_of_other_keys_have_their_turn(
-    url: str, api: openai.OpenAI, succeeded: FineTuningJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it goes on afterwards it comes to the same weights."""
-    monkeypatch.setattr(job_run, "TURN", 0.0)
-    with sdk(url, KEYS[1]) as other:
-        long = start(api, *LINES, method=METHOD, validation_file=upload(api, chat("the train")))
-        waited(lambda: step_of(api, long) >= 1)
-        short = until(other, start(other))
-        assert short.status == "succeeded", short.error
-        assert api.fine_tuning.jobs.retrieve(long.id).status not in ENDED
-    long = until(api, long)
-    assert long.status == "succeeded", long.error
-    assert "The job waits while jobs of others have their turn." in messages(api, long)
-    assert losses(api, long) == losses(api, succeeded)
-
-
-def test_fault_fairness_files_are_not_read_for_ever_while_others_wait(
-    url: str, api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_run, "MAX_READING", 0.0)
-    endless = start(api, *[chat("the train is there")] * 20_000)
-    with sdk(url, KEYS[1]) as other:
-        waited(lambda: api.fine_tuning.jobs.retrieve(endless.id).status == "validating_files")
-        start(other)
-        failed = until(api, endless)
-    assert failed.error is not None
-    assert failed.error.message == job_run.READS_TOO_LONG
-
-
 def test_a_wrong_file_fails_the_job_with_its_lines(api: openai.OpenAI, data: Path) -> None:
     job = until(api, start(api, chat(), {"messages": [USER]}, b"{"))
     FineTuningJobObject.model_validate_json(api.fine_tuning.jobs.with_raw_response.retrieve(job.id).content)
@@ -320,6 +289,16 @@ def test_a_wrong_file_fails_the_job_with_its_lines(api: openai.OpenAI, data: Pat
     assert "line 2: The last message must be the assistant's" in job.error.message
     assert "line 3: It is not JSON" in job.error.message
     assert not (data / "fine_tuning" / job.id).exists()
+
+
+def test_fault_fairness_a_key_has_so_many_results(
+    api: openai.OpenAI, succeeded: FineTuningJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than that would leave none of the engine's adapters to others."""
+    monkeypatch.setattr(jobs, "MAX_RESULTS", 1)
+    with pytest.raises(openai.BadRequestError, match="At most 1 fine-tuned models are kept") as refused:
+        start(api)
+    assert refused.value.code == "storage_limit_reached"
 
 
 def test_a_result_is_served_to_its_key_alone_until_it_is_deleted(
@@ -368,7 +347,7 @@ def test_jobs_are_listed_by_key_and_metadata(url: str, api: openai.OpenAI) -> No
     for job in mine:
         api.fine_tuning.jobs.cancel(job.id)
     with sdk(url, KEYS[1]) as other:
-        assert other.fine_tuning.jobs.list().data == []
+        assert not {job.id for job in mine} & {job.id for job in other.fine_tuning.jobs.list()}
         with pytest.raises(openai.NotFoundError, match="Could not find fine tune"):
             other.fine_tuning.jobs.cancel(mine[0].id)
         with pytest.raises(openai.NotFoundError, match="No such File object"):
@@ -460,3 +439,34 @@ def test_a_model_that_does_not_fit_beside_the_server_on_a_gpu_is_refused(model: 
         "tiny needs about 2.0 GiB of memory to be trained, on Fake GPU, and 1.0 GiB is available beside the server; a "
         "lower --gpu-memory-utilization leaves more"
     )
+
+
+@pytest.mark.slow
+def test_fault_fairness_a_long_job_lets_those_of_other_keys_have_their_turn(
+    url: str, api: openai.OpenAI, succeeded: FineTuningJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it goes on afterwards it comes to the same weights."""
+    monkeypatch.setattr(job_run, "TURN", 0.0)
+    with sdk(url, KEYS[1]) as other:
+        long = start(api, *LINES, method=METHOD, validation_file=upload(api, chat("the train")))
+        waited(lambda: step_of(api, long) >= 1)
+        short = until(other, start(other))
+        assert short.status == "succeeded", short.error
+        assert api.fine_tuning.jobs.retrieve(long.id).status not in ENDED
+    long = until(api, long)
+    assert long.status == "succeeded", long.error
+    assert "The job waits while jobs of others have their turn." in messages(api, long)
+    assert losses(api, long) == losses(api, succeeded)
+
+
+def test_fault_fairness_files_are_not_read_for_ever_while_others_wait(
+    url: str, api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_run, "MAX_READING", 0.0)
+    endless = start(api, *[chat("the train is there")] * 20_000)
+    with sdk(url, KEYS[1]) as other:
+        waited(lambda: api.fine_tuning.jobs.retrieve(endless.id).status == "validating_files")
+        start(other)
+        failed = until(api, endless)
+    assert failed.error is not None
+    assert failed.error.message == job_run.READS_TOO_LONG

@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 from fastapi import Request
 
-from tessera.app.generate.served_models import PRIVATE_PREFIX
 from tessera.app.http.errors import PermissionDeniedError
 from tessera.app.keys.key_ring import KeyHolder
 from tessera.app.openai.files.files import Files
@@ -32,18 +31,22 @@ from tessera.app.openai.fine_tuning.tables import (
     insert_event,
     insert_job,
     num_active,
+    num_results,
     progress,
 )
 from tessera.app.openai.pages import PageRequest, page_of
 from tessera.app.settings import AppSettings
 from tessera.app.store.contents import Contents
+from tessera.app.store.errors import StoreQuotaError
 from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
 from tessera.app.store.store import Store
 from tessera.app.training.job_messages import TRAINING_FILE, VALIDATION_FILE
+from tessera.engine.contract.config import PRIVATE_PREFIX
 from tessera.engine.contract.errors import InvalidRequestError, NotFoundError, QueueFullError
 
 MAX_JOBS = 1000  # of one API key
 MAX_ACTIVE = 16  # of one API key that wait, run or are paused
+MAX_RESULTS = 64  # of one API key: each takes up to four of the adapters that the engine can serve
 FOLDER = "fine_tuning"  # of the data folder
 PURPOSE = "fine-tune"
 ORGANIZATION = "tessera"
@@ -239,6 +242,10 @@ class FineTuningJobs:
         if num_active(database, tenant) >= MAX_ACTIVE:
             raise QueueFullError(
                 f"At most {MAX_ACTIVE} fine-tuning jobs of an API key may wait, run or be paused.", retry_after=60
+            )
+        if num_results(database, tenant) >= MAX_RESULTS:
+            raise StoreQuotaError(
+                f"At most {MAX_RESULTS} fine-tuned models are kept for each API key; delete some first."
             )
         if self.table.usage(database, tenant)[0] >= MAX_JOBS:
             delete_oldest_without_result(database, tenant)

@@ -116,6 +116,13 @@ def num_active(database: sqlite3.Connection, tenant: str) -> int:
     return int(count)
 
 
+def num_results(database: sqlite3.Connection, tenant: str) -> int:
+    """Of a tenant, with those that jobs are yet to make."""
+    query = f"SELECT COUNT(*) FROM fine_tuning_jobs WHERE tenant = ? AND (has_result OR status IN {ACTIVE})"
+    (count,) = database.execute(query, (tenant,)).fetchone()
+    return int(count)
+
+
 def delete_oldest_without_result(database: sqlite3.Connection, tenant: str) -> None:
     """Of a tenant's jobs that have failed or were cancelled."""
     database.execute(
