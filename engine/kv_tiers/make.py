@@ -12,6 +12,7 @@ from tessera import __version__
 from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import DeviceError
+from tessera.engine.gguf.names import split_paths
 from tessera.engine.kv_tiers.array_copies import ArrayCopies
 from tessera.engine.kv_tiers.block_files import HEADER_BYTES, BlockFiles
 from tessera.engine.kv_tiers.copies import BlockCopies
@@ -112,5 +113,5 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
 
 
 def _describe_files(model: Path) -> list[str]:
-    files = [model] if model.is_file() else [path for path in model.iterdir() if path.is_file()]
+    files = split_paths(model) if model.is_file() else [path for path in model.iterdir() if path.is_file()]
     return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(files)]

@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.contract.config import EngineConfig
 from tessera.engine.kv_tiers.block_files import BlockFiles, BlockHeader
 from tessera.engine.kv_tiers.disk_tier import DiskTier
+from tessera.engine.kv_tiers.make import form_of
 from tessera.engine.kv_tiers.metrics import TierMetrics
 from tessera.engine.kv_tiers.published_block import PublishedBlock
+from tessera.engine.tensor import CPU
 
 BLOCK = np.arange(64, dtype=np.uint8)
 
@@ -71,6 +74,18 @@ def test_what_was_not_written_to_its_end_is_removed_at_the_next_start(
     before = {path.name for path in tmp_path.iterdir() if path.is_file()}
     BlockFiles(tmp_path, "form").close()
     assert before - {path.name for path in tmp_path.iterdir()} == {"block.new"}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_every_file_of_a_split_model_counts(tmp_path: Path, number: int) -> None:
+    parts = [tmp_path / f"m-0000{each}-of-00002.gguf" for each in (1, 2)]
+    for part in parts:
+        part.write_bytes(b"weights")
+    config = EngineConfig(model=str(parts[0]))
+    before = form_of(config, CPU, 1, "float32")
+    assert form_of(config, CPU, 1, "float32") == before
+    parts[number - 1].write_bytes(b"other weights")
+    assert form_of(config, CPU, 1, "float32") != before
 
 
 # -- what is wiped --------------------------------------------------------------------------------
