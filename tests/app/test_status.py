@@ -50,6 +50,8 @@ def stats(tokens: int, *, running: int = 0, used: int = 0, observed: int = 0) ->
         time_to_first_token=counts(SECONDS_TO_FIRST_TOKEN, 2, observed),
         inter_token_latency=counts(SECONDS_PER_TOKEN, 2, observed),
         e2e_latency=counts(SECONDS_PER_REQUEST, 2, observed),
+        num_draft_tokens=tokens // 2,
+        num_accepted_draft_tokens=tokens // 4,
     )
     return SchedulerStats(running, 1, 60 - used, 4, used, totals)
 
@@ -187,6 +189,7 @@ def test_rates_are_of_the_last_seconds_and_latencies_of_the_last_minute(tmp_path
     assert found["latency"]["itl"]["p99"] == pytest.approx(0.001 + 0.99 * 0.0015)
     assert found["now"] == {"running": 3, "waiting": 1, "blocks_used": 20, "blocks_cached": 4, "blocks_free": 40}
     assert found["totals"]["finished"]["stop"] == 150
+    assert (found["totals"]["draft_tokens"], found["totals"]["accepted_draft_tokens"]) == (750, 375)
     assert found["gpu"] == {"memory_used": 1, "memory_total": 4, "utilization": None}
     assert [(point["age"], point["generation_tokens"]) for point in found["history"]] == [(45, 11.8), (5, 0), (0, 100)]
 

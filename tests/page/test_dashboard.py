@@ -41,6 +41,12 @@ def test_a_single_model_is_no_choice(page: Page, upstream: Upstream) -> None:
     assert page.evaluate("document.querySelector('#shown-model').checkVisibility()") is False
 
 
+def test_drafts_are_shown_as_tokens_per_step_of_a_request(page: Page, upstream: Upstream) -> None:
+    page.click("#tab-dashboard")
+    page.until("document.querySelector('#running').textContent === '48'")
+    assert page.text("#step-tokens") == "1.82"
+
+
 def test_fine_tuning_jobs_are_shown_with_their_losses(page: Page, upstream: Upstream) -> None:
     page.click("#tab-dashboard")
     page.until("document.querySelectorAll('#fine-tuning tbody tr').length === 2")

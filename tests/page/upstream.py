@@ -180,6 +180,8 @@ def status_of_a_busy_server() -> dict[str, Any]:
             "preemptions": 7,
             "prefix_queries": 61_204_118,
             "prefix_hits": 24_481_647,
+            "draft_tokens": 11_068_236,
+            "accepted_draft_tokens": 8_301_177,
         },
         "history": history,
         "gpu": {"memory_used": 128_849_018_880, "memory_total": 150_754_820_096, "utilization": 0.93},
