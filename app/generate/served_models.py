@@ -12,9 +12,9 @@ from tessera.app.engines.engines import Engines
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.settings import AppSettings
+from tessera.engine.contract.config import PRIVATE_PREFIX
 from tessera.engine.contract.errors import NotFoundError
 
-PRIVATE_PREFIX = "ft:"  # of fine-tuned models, each of which is for one API key
 GRACE = 5.0  # seconds beyond the time for loading, in which the refusal arrives
 
 

@@ -36,6 +36,7 @@ BlockSize = Literal[8, 16, 32, 64, 128]
 
 MAX_LORA_RANK = 256
 FINE_TUNED_RANK = 16  # of the adapters that fine-tuning jobs make
+PRIVATE_PREFIX = "ft:"  # of the names of fine-tuned models, each of which is for one API key
 MAX_LORA_NAME = 256  # characters
 
 DEVICE_DEFAULTS = {"cuda": (256, 8192), "cpu": (64, 1024)}  # max_num_seqs, max_num_batched_tokens

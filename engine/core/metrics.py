@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from tessera.engine.adapters.seats import AdapterSeats
+from tessera.engine.contract.config import PRIVATE_PREFIX
 from tessera.engine.contract.histogram import (
     CHOICES_PER_REQUEST,
     SECONDS_PER_REQUEST,
@@ -189,7 +190,7 @@ class EngineMetrics(Collector):
         yield blocks
 
     def _collect_adapters(self, seats: AdapterSeats, in_use: AdaptersInUse) -> Iterator[Metric]:
-        running, waiting = (",".join(sorted(names)) for names in in_use())
+        running, waiting = (",".join(sorted(set(map(_public_name, names)))) for names in in_use())
         info = GaugeMetricFamily(
             self._prefix + "lora_requests_info",
             "Unix time of this report; its labels are the adapters of running and of waiting requests, and how many "
@@ -252,3 +253,8 @@ class EngineMetrics(Collector):
         for position, count in enumerate(speculator.num_accepted_by_position):
             by_position.add_metric([self._model_name, str(position)], count)
         yield by_position
+
+
+def _public_name(adapter: str) -> str:
+    """Anybody may read metrics, and the names of fine-tuned models are for their keys alone."""
+    return PRIVATE_PREFIX if adapter.startswith(PRIVATE_PREFIX) else adapter

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +47,19 @@ def test_wire_metrics_have_the_prefix_and_the_model_name_of_the_server() -> None
     assert "tessera" not in text
     assert 'vllm:num_requests_running{model_name="odd \\"name\\"\\n"} 3.0' in text
     assert read(text.encode())["vllm:kv_cache_usage_perc", ""] == 0.4
+
+
+def test_fault_tenant_isolation_metrics_do_not_name_fine_tuned_models() -> None:
+    metrics = EngineMetrics("m")
+    seats: Any = SimpleNamespace(num_slots=2, num_in_slots=0, catalog=Catalog())
+    metrics.watch_adapters(seats, lambda: ({"ft:m:alice:plans:1", "ft:m:bob::2", "spelling"}, set()))
+    text = metrics.render(SchedulerStats(0, 0, 1, 0, 0)).decode()
+    assert 'running_lora_adapters="ft:,spelling"' in text
+    assert "alice" not in text
+
+
+class Catalog(list[Any]):
+    num_in_memory = 0
 
 
 def test_a_value_counts_in_its_bucket_and_all_above() -> None:
