@@ -18,7 +18,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -72,9 +71,6 @@ from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.loaded_engine import Core, LoadedEngine, Loader, Sleeping
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.ipc.sockets import has_message
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("tessera.engine")
 
