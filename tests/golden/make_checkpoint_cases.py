@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.golden.family_cases import CLASSES, family_config
+from tests.golden.mixture_cases import MIXTURES, mixture_config
 
 VOCAB, LENGTH = 96, 48
 FAMILIES = {
@@ -45,7 +46,7 @@ FAMILIES = {
     "exaone4": "Exaone4",
     "seed_oss": "SeedOss",
 }
-FAMILIES |= CLASSES
+FAMILIES |= CLASSES | MIXTURES
 ENCODERS = {
     "bert": "Bert",
     "roberta": "Roberta",
@@ -81,6 +82,8 @@ ROPES: tuple[dict[str, Any] | None, ...] = (
 def random_config(chooser: random.Random, family: str, form: str) -> dict[str, Any]:
     if family in CLASSES:
         return family_config(chooser, family, VOCAB)
+    if family in MIXTURES:
+        return mixture_config(chooser, family, VOCAB)
     heads = chooser.choice([2, 4])
     kv_heads = chooser.choice([count for count in (1, 2, 4) if heads % count == 0])
     head_dim = chooser.choice([8, 16, 32])
@@ -128,6 +131,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.ndim == 1 and name.endswith("weight")
             parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def write_case(folder: Path, chooser: random.Random, family: str, form: str) -> None:
@@ -462,7 +468,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    plan = [(family, form) for form in FORMS for family in FAMILIES if family not in CLASSES or form == "plain"]
+    plan = [
+        (family, form) for form in FORMS for family in FAMILIES if family not in CLASSES | MIXTURES or form == "plain"
+    ]
     encoder_plan = [(family, form) for form in ENCODER_FORMS for family in ENCODERS] + [("bert", "gamma and beta")]
     encoder_plan = [(family, "plain" if family == "nomic_bert" else form) for family, form in encoder_plan]
     for number in range(count):
