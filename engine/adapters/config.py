@@ -16,7 +16,7 @@ from tessera.engine.models.weights.files import ADAPTER_CONFIG
 ALL_LINEAR = "all-linear"
 MAX_ALPHA = 1e6
 MAX_PATTERNS = 4096
-MAX_PATTERN = 256  # characters
+MAX_PATTERN = 4096  # characters; Unsloth writes expressions of several hundred
 DEFAULTS = {"lora_alpha": 8, "use_rslora": False, "bias": "none", "init_lora_weights": True}
 # Keys that must be false, empty or absent, and what they ask for.
 REFUSED = {
@@ -28,9 +28,14 @@ REFUSED = {
     "target_parameters": "adapters of single parameters, such as experts",
     "alora_invocation_tokens": "activated LoRA",
     "use_qalora": "QA-LoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "kasa_config": "KaSA",
+    "arrow_config": "Arrow's routing between adapters",
+    "monteclora_config": "MonteCLoRA",
+    "velora_config": "VeLoRA",
 }
 # Of init_lora_weights: those that leave the base model's weights as they are.
-INITS = (True, False, "gaussian", "eva", "orthogonal")
+INITS = (True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     if config.raw("bias") != "none":
         config.refuse("bias", '"none": biases of adapters cannot be served')
     if config.raw("init_lora_weights") not in INITS:
-        accepted = 'true, false, "gaussian", "eva" or "orthogonal": others change the base model\'s weights'
+        accepted = 'true, false, "gaussian", "eva", "orthogonal" or "mica": others change the base model\'s weights'
         config.refuse("init_lora_weights", accepted)
     base = config.raw("base_model_name_or_path")
     return AdapterConfig(

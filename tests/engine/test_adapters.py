@@ -27,8 +27,10 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tessera.engine.training.lora import LoraSettings, load_adapter, make_adapters, save_adapter
 from tessera.engine.training.parameters import load_parameters
+from tests.engine.gguf.converter import write_converted
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
 from tests.support.llama_reference import logits_after
+from tests.support.quantisers import SCHEMES, quantised_model
 from tests.support.tiny_adapters import TinyAdapter, merged, merged_tensors, shapes_of
 from tests.support.tiny_families import build_family
 from tests.support.tiny_models import TINY_MODELS, build, prompt, write_safetensors
@@ -144,6 +146,31 @@ def test_logits_are_those_of_float64_with_merged_weights(llama: Path, tmp_path: 
         assert relative_error(harness.adapted(token_ids, [0] * LENGTH)[-1], expected) < 1e-5, storage
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_weights_below_may_be_quantised(name: str, tmp_path: Path) -> None:
+    """Against the same adapter over the numbers that the tensors stand for."""
+    quantised, exact = quantised_model(tmp_path, SCHEMES[name])
+    adapter = adapter_of(exact).write(tmp_path / "adapter")
+    assert_alike_with(adapter, quantised, exact, 0.2 if SCHEMES[name].rounds_input else 2e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gpt2"])
+def test_weights_below_may_be_of_gguf(name: str, tmp_path: Path) -> None:
+    """Whose names and orders of rows are others than the adapter's."""
+    folder = build(TINY_MODELS[name], tmp_path / "folder")
+    path = write_converted(tmp_path / "m.gguf", TINY_MODELS[name])
+    assert_alike_with(adapter_of(folder).write(tmp_path / "adapter"), path, folder, 2e-5)
+
+
+def assert_alike_with(adapter: Path, model: Path, other: Path, tolerance: float) -> None:
+    token_ids = prompt()[:LENGTH]
+    found, expected = (
+        AdaptedHarness.with_adapters(base, adapter).adapted(token_ids, [0] * LENGTH) for base in (model, other)
+    )
+    assert relative_error(found, expected) < tolerance
+    assert relative_error(logits_of(model, token_ids), expected) > 0.5, "the adapter changes the logits"
+
+
 def test_each_row_of_a_batch_has_its_own_adapter(llama: Path, tmp_path: Path) -> None:
     """The first tokens of a sequence see nothing of what the later ones are computed by."""
     folders = [adapter_of(llama, seed, rank=rank).write(tmp_path / str(seed)) for seed, rank in ((1, 8), (2, 1))]
@@ -219,6 +246,8 @@ def test_an_adapter_that_was_trained_here_is_read(llama: Path, tmp_path: Path) -
         ({"peft_type": "IA3"}, 'peft_type must be "LORA", not "IA3"'),
         ({"task_type": "SEQ_CLS"}, 'task_type must be "CAUSAL_LM", not "SEQ_CLS"'),
         ({"use_dora": True}, "use_dora is true: DoRA cannot be served"),
+        ({"use_bdlora": {"nblocks": 2}}, 'use_bdlora is {"nblocks": 2}: block-diagonal LoRA cannot be served'),
+        ({"kasa_config": {"beta": 1e-4}}, "KaSA cannot be served"),
         ({"modules_to_save": ["lm_head"]}, "modules that are saved whole cannot be served"),
         ({"bias": "all"}, 'bias must be "none"'),
         ({"init_lora_weights": "pissa"}, "others change the base model's weights"),
@@ -240,9 +269,24 @@ def test_a_configuration_that_cannot_be_served_is_refused(
         read_adapter(adapter, load_config(llama), max_rank=MAX_RANK)
 
 
+# As Unsloth writes it.
+BLOCKS = "(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
+ENDS = "k_proj|o_proj|v_proj|q_proj|gate_proj|down_proj"
+UNSLOTH = (
+    rf"(?:.*?(?:vision|image|visual|patch|language|text).*?{BLOCKS}.*?(?:{ENDS}).*?)"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}\.{BLOCKS}\.(?:(?:{ENDS})))"
+)
+
+
 @pytest.mark.parametrize(
     ("targets", "fits"),
-    [("all-linear", True), (r"model\.layers\.\d+\.self_attn\.q_proj", True), (r".*\.k_proj", False), (None, True)],
+    [
+        ("all-linear", True),
+        (r"model\.layers\.\d+\.self_attn\.q_proj", True),
+        (UNSLOTH, True),
+        (r".*\.k_proj", False),
+        (None, True),
+    ],
 )
 def test_forms_of_target_modules(llama: Path, tmp_path: Path, targets: Any, fits: bool) -> None:
     adapter = TinyAdapter({"model.layers.0.self_attn.q_proj": (64, 64)}, 1, changes={"target_modules": targets})
