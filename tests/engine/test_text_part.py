@@ -100,6 +100,10 @@ def test_experts_of_qwen3_vl_are_stored_together(tmp_path: Path, transposed: boo
         tensors[at + "down_proj"] = down.swapaxes(1, 2) if transposed else down
     write_safetensors(folder / "model.safetensors", tensors)
     np.testing.assert_array_equal(logits(folder), expected)
+    del tensors["model.language_model.layers.0.mlp.experts.down_proj"]
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(ModelError, match=r"experts.down_proj"):
+        logits(folder)
 
 
 def test_glm_4_5v_has_the_experts_of_glm_4_5(tmp_path: Path) -> None:

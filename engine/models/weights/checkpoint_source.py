@@ -386,13 +386,15 @@ class CheckpointSource(WeightSource):
         assert rule is not None, "mixtures have a rule"
         layer, spec = next((i, spec.mlp) for i, spec in enumerate(self.config.layers) if isinstance(spec.mlp, MoESpec))
 
-        def name_of(form: ExpertForm) -> str:
-            return expert_names(form, form.down, self.spelt, layer, 1)[0]
+        def names_of(form: ExpertForm) -> list[str]:
+            return [expert_names(form, of, self.spelt, layer, 1)[0] for of in (form.up, form.down)]
 
-        found = [form for form in rule.forms if name_of(form) in self.checkpoint.names]
-        if len(found) == 2 and name_of(found[0]) == name_of(found[1]):
-            stored = self.checkpoint.tensor(name_of(found[0])).shape
-            is_transposed = stored[1:] == (spec.inner_size, self.config.hidden_size)
+        names = self.checkpoint.names
+        found = [form for form in rule.forms if names_of(form)[0] in names]
+        if len(found) == 2 and names_of(found[0]) == names_of(found[1]) and names.issuperset(names_of(found[0])):
+            stored = [self.checkpoint.tensor(name).shape[1:] for name in names_of(found[0])]
+            hidden = self.config.hidden_size
+            is_transposed = stored == [(hidden, spec.up_size), (spec.inner_size, hidden)]  # one of both may be square
             return next(form for form in found if form.transposed == is_transposed)
         return found[0] if found else rule.forms[0]
 
