@@ -6,6 +6,7 @@ errors come through.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,11 @@ class Functions(Tape):
 
     # -- elementwise ----------------------------------------------------------------------------
 
+    # Two of different shapes are broadcast as NumPy does it.
+
     def add(self, a: Variable, b: Variable) -> Variable:
-        """a + b of equal shape, such as a residual."""
+        """a + b, such as a residual."""
+        a, b = self._alike(a, b)
 
         def backward(dy: Tensor) -> None:
             self.add_gradient(a, dy)
@@ -140,7 +144,8 @@ class Functions(Tape):
         return self.record(self.training.add_row(x.value, row.value), (x, row), backward)
 
     def sub(self, a: Variable, b: Variable) -> Variable:
-        """a - b of equal shape."""
+        """a - b."""
+        a, b = self._alike(a, b)
 
         def backward(dy: Tensor) -> None:
             self.add_gradient(a, dy)
@@ -150,7 +155,8 @@ class Functions(Tape):
         return self.record(self.training.sub(a.value, b.value), (a, b), backward)
 
     def mul(self, a: Variable, b: Variable) -> Variable:
-        """a * b of equal shape."""
+        """a * b."""
+        a, b = self._alike(a, b)
 
         def backward(dy: Tensor) -> None:
             if a.requires_grad:
@@ -161,7 +167,8 @@ class Functions(Tape):
         return self.record(self.ops.mul(a.value, b.value), (a, b), backward)
 
     def div(self, a: Variable, b: Variable) -> Variable:
-        """a / b of equal shape."""
+        """a / b."""
+        a, b = self._alike(a, b)
         value = self.training.div(a.value, b.value)
 
         def backward(dy: Tensor) -> None:
@@ -184,6 +191,29 @@ class Functions(Tape):
             self.add_gradient(x, self.training.broadcast(dy, out=empty(x.shape, x.value.dtype, self.device)))
 
         return self.record(self.training.sum(x.value), (x,), backward)
+
+    def _alike(self, a: Variable, b: Variable) -> tuple[Variable, Variable]:
+        """Both in the shape that they are broadcast to; as they are where there is none, which operations refuse."""
+        if a.shape == b.shape:
+            return a, b
+        try:
+            shape = np.broadcast_shapes(a.shape, b.shape)
+        except ValueError:
+            return a, b
+        return self._broadcast(a, shape), self._broadcast(b, shape)
+
+    def _broadcast(self, x: Variable, shape: tuple[int, ...]) -> Variable:
+        """x as a table of rows, the last axes that stay, each looked up as often as it is repeated."""
+        if x.shape == shape:
+            return x
+        same = 0
+        while same < len(x.shape) and x.shape[-1 - same] == shape[-1 - same]:
+            same += 1
+        outer = x.shape[: len(x.shape) - same]
+        width, num_rows = math.prod(shape[len(shape) - same :]), math.prod(outer)
+        ids = np.broadcast_to(np.arange(num_rows, dtype=np.int32).reshape(outer), shape[: len(shape) - same])
+        rows = self.embedding(from_numpy(ids.reshape(-1), self.device), self.view(x, num_rows, width))
+        return self.view(rows, *shape)
 
     # -- norms and activations ------------------------------------------------------------------
 

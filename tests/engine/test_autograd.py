@@ -70,6 +70,31 @@ def test_elementwise(shape: tuple[int, int], rng: np.random.Generator) -> None:
     check(rng, lambda f, x: f.view(x, shape[0] * shape[1]), lambda x: x.reshape(-1), shape)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((5, 7), (7,)),
+        ((5, 7), (5, 1)),
+        ((5, 7), (1,)),
+        ((1, 7), (5, 1)),
+        ((7,), (5, 7)),
+        ((2, 3, 4), (3, 1)),
+        ((), (3,)),
+    ],
+)
+def test_shapes_are_broadcast(one: tuple[int, ...], other: tuple[int, ...], rng: np.random.Generator) -> None:
+    check(rng, lambda f, a, b: f.add(a, b), lambda a, b: a + b, one, other)
+    check(rng, lambda f, a, b: f.sub(a, b), lambda a, b: a - b, one, other)
+    check(rng, lambda f, a, b: f.mul(a, b), lambda a, b: a * b, one, other)
+    check(rng, lambda f, a, b: f.div(a, b), lambda a, b: a / b, one, other, positive=True)
+
+
+def test_shapes_that_cannot_be_broadcast_are_refused() -> None:
+    f = Functions.on(CPU)
+    with pytest.raises(TesseraError, match=r"mul: shapes or dtypes do not fit: .*\(2, 3\).*\(2,\)"):
+        f.mul(f.variable(np.ones((2, 3), np.float32)), f.variable(np.ones(2, np.float32)))
+
+
 def test_columns(rng: np.random.Generator) -> None:
     check(rng, lambda f, x: f.columns(x, 2, 5), lambda x: x[:, 2:5], (3, 7))
     check(rng, lambda f, a, b: f.join_columns(a, b), lambda a, b: np.hstack([a, b]), (3, 4), (3, 1))
