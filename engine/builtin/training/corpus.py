@@ -12,14 +12,14 @@ Generator = Callable[[Random, Split], Conversation]
 
 # Shares in training: what needs more examples to be learnt gets more. All have cases in the split `test`.
 SKILLS: dict[str, tuple[Generator, float]] = {
-    "greeting": (chat.greeting, 5),
+    "greeting": (chat.greeting, 6),
     "system prompt": (chat.system_prompt, 7),
-    "unknown": (chat.unknown, 4),
+    "unknown": (chat.unknown, 7),
     "addition": (arithmetic.addition, 5),
     "subtraction": (arithmetic.subtraction, 6),
     "multiplication": (arithmetic.multiplication, 3),
-    "copying": (lists.copying, 5),
-    "reversing": (lists.reversing, 8),
+    "copying": (lists.copying, 6),
+    "reversing": (lists.reversing, 10),
     "upper-casing": (lists.upper_casing, 11),
     "sorting": (lists.sorting, 9),
     "reading": (reading.reading, 16),
@@ -28,7 +28,7 @@ SKILLS: dict[str, tuple[Generator, float]] = {
     "tool call": (tools.tool_call, 9),
     "tool result": (tools.tool_result, 8),
 }
-PHRASED_SKILLS: dict[str, tuple[Generator, float]] = {**SKILLS, "no tool": (tools.no_tool, 5)}  # in other splits
+PHRASED_SKILLS: dict[str, tuple[Generator, float]] = {**SKILLS, "no tool": (tools.no_tool, 10)}  # in other splits
 
 
 def conversations(seed: int, split: Split) -> Iterator[Conversation]:
