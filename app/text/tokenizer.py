@@ -69,8 +69,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     read = read_folder_tokenizer(folder)
     if read is None:
         logger.warning(
-            "%s has no tokenizer.json, and no tokenizer.model, vocab.json with merges.txt or vocab.txt to make one of: "
-            "prompts must be lists of token ids",
+            "%s has no tokenizer.json, and no tokenizer.model, tekken.json, vocab.json with merges.txt or vocab.txt to "
+            "make one of: prompts must be lists of token ids",
             folder,
         )
         return IdTokenizer()

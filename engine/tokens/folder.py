@@ -21,6 +21,7 @@ from tessera.engine.tokens.special import (
     prepend_only_at_start,
     special_tokens_of,
 )
+from tessera.engine.tokens.tekken import TEKKEN_FILE, read_tekken
 from tessera.engine.tokens.vocabulary_files import END_OF_TEXT, read_byte_level_bpe, read_wordpiece
 
 logger = logging.getLogger("tessera.engine.tokens")
@@ -103,6 +104,8 @@ def _build(
 ) -> tuple[tokenizers.Tokenizer, dict[str, str], list[tokenizers.AddedToken]] | None:
     """A tokenizer without special tokens, those it has by itself, and tokens to add; None where it cannot be built."""
     try:
+        if (folder / TEKKEN_FILE).is_file():
+            return read_tekken(folder / TEKKEN_FILE)
         if (folder / "tokenizer.model").is_file():
             from tessera.engine.tokens.sentencepiece import read_sentencepiece
 
