@@ -27,7 +27,9 @@ ToolParserName = Literal[
     "xlam",
     "none",
 ]
-ReasoningParserName = Literal["auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "harmony", "none"]
+ReasoningParserName = Literal[
+    "auto", "think", "deepseek_r1", "granite_3.2", "granite_3.3", "harmony", "mistral", "none"
+]
 
 
 class ModelSettings(ProcessSettings, frozen=True, kw_only=True):

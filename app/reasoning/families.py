@@ -10,6 +10,7 @@ from tessera.app.reasoning.format import THINK, ReasoningFormat, has_think_tags
 from tessera.app.reasoning.glm import glm
 from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33, granite
 from tessera.app.reasoning.harmony import HARMONY, harmony
+from tessera.app.reasoning.magistral import BRACKETS, magistral
 from tessera.app.reasoning.minimax import minimax
 from tessera.app.reasoning.phi4 import phi4
 from tessera.app.reasoning.qwen3 import qwen3
@@ -25,6 +26,7 @@ def think(template: str) -> ReasoningFormat | None:
 FAMILIES: tuple[Callable[[str], ReasoningFormat | None], ...] = (
     harmony,
     granite,
+    magistral,
     minimax,
     deepseek_r1,
     glm,
@@ -40,6 +42,7 @@ NAMED: Mapping[ReasoningParserName, ReasoningFormat] = {
     "granite_3.2": GRANITE_32,
     "granite_3.3": GRANITE_33,
     "harmony": HARMONY,
+    "mistral": BRACKETS,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import datetime
@@ -20,6 +21,7 @@ from tessera.app.text.harmony import (
     prepared_tools,
     prepared_variables,
 )
+from tessera.app.text.mistral import VERSIONS, mistral_template
 from tessera.app.text.render_process import RenderProcesses
 from tessera.app.text.renderer import RenderJob
 from tessera.app.text.sandbox import TemplateEnvironment
@@ -27,6 +29,7 @@ from tessera.app.text.tokenizer import load_json
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, ModelError
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.special import SPECIAL_TOKEN_NAMES
+from tessera.engine.tokens.tekken import TEKKEN_FILE, read_tekken_chat
 
 # What a request's chat_template_kwargs may not set, because the server decides it.
 RESERVED_KWARGS = frozenset(
@@ -35,6 +38,9 @@ RESERVED_KWARGS = frozenset(
     | {"loop", "self", "caller", "varargs", "kwargs", *SPECIAL_TOKEN_NAMES, "additional_special_tokens"}
 )
 RENDER_SECONDS = 5.0
+SYSTEM_PROMPT_FILE = "SYSTEM_PROMPT.txt"  # what Mistral suggests beside its models
+
+logger = logging.getLogger("tessera.serve")
 
 
 class ChatTemplate:
@@ -241,7 +247,7 @@ def _override_sources(path: Path) -> dict[str, str]:
 def _model_sources(folder: Path) -> dict[str, str]:
     """From chat_template.jinja and additional_chat_templates/, else tokenizer_config.json or chat_template.json.
 
-    A GGUF file has them in its metadata.
+    A GGUF file has them in its metadata. A folder that has none is given Mistral's, if it has a tekken.json.
     """
     if is_gguf(folder):
         from tessera.engine.gguf.tokenizer import read_gguf_templates
@@ -259,7 +265,26 @@ def _model_sources(folder: Path) -> dict[str, str]:
             return {"default": found}
         if isinstance(found, list):
             return {str(entry["name"]): str(entry["template"]) for entry in found if _is_named_template(entry)}
-    return {}
+    return _mistral_sources(folder)
+
+
+def _mistral_sources(folder: Path) -> dict[str, str]:
+    """By the version in tekken.json. SYSTEM_PROMPT.txt is the client's to send, as with vLLM and mistral-common."""
+    path = folder / TEKKEN_FILE
+    if not path.is_file():
+        return {}
+    try:
+        version, special = read_tekken_chat(path)
+    except ModelError as error:
+        logger.warning("no chat template: %s", error)
+        return {}
+    source = mistral_template(version, special)
+    if source is None:
+        logger.warning("no chat template: %s is of the version %r; known are %s", path, version, ", ".join(VERSIONS))
+        return {}
+    if (folder / SYSTEM_PROMPT_FILE).is_file():
+        logger.info("%s is not applied: send it as the system message", folder / SYSTEM_PROMPT_FILE)
+    return {"default": source}
 
 
 def _template_files(folder: Path) -> list[Path]:

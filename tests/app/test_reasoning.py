@@ -18,6 +18,7 @@ from tessera.app.reasoning.format import THINK, ReasoningFormat
 from tessera.app.reasoning.glm import WITH_ANSWER_TAGS
 from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
 from tessera.app.reasoning.harmony import HARMONY
+from tessera.app.reasoning.magistral import BRACKETS
 from tessera.app.reasoning.minimax import M3
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.settings import AppSettings
@@ -90,6 +91,7 @@ FORMAT_CASES = [
     (GRANITE_33, False, "<think>hm</think>\n <resp", "hm", " <resp"),
     (GRANITE_33, False, "<think>hm</think><response>a</response>\n b</response>", "hm", "a</response>\n b</response>"),
     (GRANITE_33, False, "<think>hm</think><response>a \n</resp", "hm", "a \n</resp"),
+    (BRACKETS, False, "[THINK]hm [1][/THINK]Hello", "hm [1]", "Hello"),
     (M3, False, "<mm:think>hm</think></mm:think>Hello", "hm</think>", "Hello"),
     (IMPLIED, True, "hm\n</think>\n\nHello", "hm", "Hello"),
 ]
@@ -135,6 +137,7 @@ FAMILY_TEMPLATES: list[tuple[str, ReasoningFormat | None]] = [
     ("Write your thoughts after 'Here is my thought process:' and 'Here is my response:'", GRANITE_32),
     ("Write your thoughts between <think></think> and your response between <response></response>", GRANITE_33),
     ("<|start|>assistant<|channel|>analysis<|message|>", HARMONY),
+    ("[SYSTEM_PROMPT][/SYSTEM_PROMPT][INST][/INST]{{ '[THINK]' + block['thinking'] + '[/THINK]' }}", BRACKETS),
     ("[other] <think> </think>", THINK),
     ("[other]", None),
 ]
