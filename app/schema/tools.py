@@ -64,6 +64,14 @@ class Tool(BaseModel):
         return self._given or self.model_dump(exclude_none=True)
 
 
+def functions_as_tools(functions: Sequence[ToolFunction]) -> list[Tool]:
+    """Of the older form."""
+    return [
+        Tool.model_validate({"type": "function", "function": function.model_dump(exclude_none=True)})
+        for function in functions
+    ]
+
+
 def _with_function(tool: dict[str, Any]) -> dict[str, Any]:
     if type(tool.get("custom")) is not dict:
         raise wrong("is of type 'custom' and must have `custom`, an object with a name")

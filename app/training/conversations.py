@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tessera.app.schema.chat import MAX_MESSAGES, ChatMessage
 from tessera.app.schema.request import RequestModel
-from tessera.app.schema.tools import Tools
+from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolFunction, Tools, functions_as_tools
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_TRAINED_MESSAGES = 512  # of one chat: all before it is rendered for each of them
@@ -32,7 +32,13 @@ class TrainingConversation(RequestModel):
 
     messages: Annotated[list[TrainingMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Tools | None = None
+    functions: Annotated[list[ToolFunction] | None, Field(max_length=MAX_TOOLS)] = None
     parallel_tool_calls: bool | None = None
+
+    @property
+    def shown_tools(self) -> list[Tool]:
+        """`functions` are the older form of `tools`."""
+        return self.tools or functions_as_tools(self.functions or ())
 
     def check(self) -> None:
         """Raise InvalidRequestError for fields that are valid alone but not together."""

@@ -44,7 +44,7 @@ class ConversationEncoder:
         Raises: ConfigError where the template cannot render the messages, or tell where the assistant's begin.
         """
         messages = [message.for_template() for message in conversation.messages]
-        tools = [tool.for_template() for tool in conversation.tools or ()] or None
+        tools = [tool.for_template() for tool in conversation.shown_tools] or None
         text, is_one = "", True
         spans: list[_Span] = []  # of `text`, while every text begins with the one before
         for index in (index for index, message in enumerate(conversation.messages) if message.is_trained):

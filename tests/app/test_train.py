@@ -160,6 +160,16 @@ def test_a_call_counts_and_its_result_does_not(template: ChatTemplate, tokenizer
     assert "Tools:" in tokenizer.decode(encoded.token_ids, skip_special_tokens=False)
 
 
+def test_functions_are_the_older_form_of_tools(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    called = {"role": "assistant", "function_call": CALL["function"]}
+    result = {"role": "function", "name": "look", "content": "sunny"}
+    (older,) = encode(template, tokenizer, USER, called, result, REPLY, functions=[TOOL["function"]])
+    calls = {"role": "assistant", "tool_calls": [CALL]}
+    answered = {"role": "tool", "name": "look", "tool_call_id": "c1", "content": "sunny"}
+    (newer,) = encode(template, tokenizer, USER, calls, answered, REPLY, tools=[TOOL])
+    assert older == newer
+
+
 def test_a_template_that_changes_earlier_messages_makes_several_examples(tokenizer: Tokenizer) -> None:
     """As templates do that drop the reasoning of all messages but the last."""
     source = (
@@ -272,6 +282,7 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     for arguments, message in (
         (output, "give --data FILE"),
         (["--data", str(data)], "give --output FOLDER"),
+        (["--data", str(data), "--output", str(data / "out")], f"cannot be made: {data} is a file"),
         (["--data", str(data), *output, "--max-length", "5000"], "beyond the model's context of 2048"),
         (["--data", str(data), *output, "--max-length", "2"], "no chat has anything to learn within 2 tokens"),
         (["--data", str(data), *output, "--lora", "--lora-targets", "c_attn"], "has no module c_attn for LoRA"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -83,6 +84,10 @@ class _Training:
             raise ConfigError(
                 f"train: {output} holds a training already; --resume goes on with it, or give another --output"
             )
+        existing = next(place for place in (output, *output.absolute().parents) if place.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            reason = "cannot be written to" if existing.is_dir() else "is a file"
+            raise ConfigError(f"train: --output {output} cannot be made: {existing} {reason}")
         return data, output
 
     def _noted(self, found: Dataset[AnyItem], path: Path, max_length: int) -> list[AnyItem]:

@@ -13,7 +13,15 @@ from tessera.app.schema.examples import HELLO, WEATHER_FUNCTION
 from tessera.app.schema.fields import Metadata, Off, On, Text, TextContent, text_of, wrong
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import FieldValues, RequestModel
-from tessera.app.schema.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice, ToolFunction, check_tool_choice
+from tessera.app.schema.tools import (
+    MAX_TOOLS,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    ToolFunction,
+    check_tool_choice,
+    functions_as_tools,
+)
 
 
 def _function_call(value: Any) -> ToolChoice | None:
@@ -88,10 +96,7 @@ class ChatCompletionRequest(ChatRequest):
 
     @cached_property
     def _functions_as_tools(self) -> Sequence[Tool]:
-        return [
-            Tool.model_validate({"type": "function", "function": function.model_dump(exclude_none=True)})
-            for function in self.functions or ()
-        ]
+        return functions_as_tools(self.functions or ())
 
     @property
     def shows_reasoning(self) -> bool:
