@@ -17,7 +17,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from tessera.app.openai.batches import output_files, run, runner
+from tessera.app.openai.batches import input_file, output_files, run, runner
 from tessera.app.openai.batches.tables import (
     BATCHES_SCHEMA,
     LineResult,
@@ -430,6 +430,16 @@ def test_results_are_held_and_written_a_few_at_a_time(api: openai.OpenAI, monkey
     monkeypatch.setattr(output_files, "BYTES_AT_ONCE", 1)
     batch = until(api, start(api, [line(f"c{i}") for i in range(30)]), *ENDED)
     assert list(results(api, batch.output_file_id)) == [f"c{i}" for i in range(30)]
+
+
+def test_fault_unbounded_numbers_any_length_of_blank_and_done_lines_is_read_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_file, "READ_BYTES", 2)
+    path = tmp_path / "lines"
+    path.write_bytes(b"{}\n" * 5000 + b"\n" * 5000 + b"[]\n")
+    lines = list(input_file.read_lines(path, 100, range(2, 5001)))
+    assert [(each.number, each.text) for each in lines] == [(1, b"{}\n"), (10001, b"[]\n")]
 
 
 def test_an_owner_that_was_replaced_can_store_nothing(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class LineReader:
         """The next lines; none at the end. A line that is too long is cut, and so no JSON."""
         lines: list[InputLine] = []
         num_bytes = 0
-        while num_bytes < READ_BYTES:
+        while num_bytes < READ_BYTES or not lines:
             text = self._file.readline(self._max_line + 1)
             if not text:
                 break
@@ -54,8 +54,6 @@ class LineReader:
                 self._skip_rest()
             if self._number not in self._skipped and not text.isspace():
                 lines.append(InputLine(self._number, text))
-        if not lines and num_bytes:
-            return self.read_block()
         return lines
 
     def close(self) -> None:
