@@ -19,7 +19,7 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob
 
-from tessera.app.openai.fine_tuning import job_run, jobs
+from tessera.app.openai.fine_tuning import job_child, job_run, jobs
 from tessera.app.openai.fine_tuning.objects import (
     FineTuningJobList,
     FineTuningJobObject,
@@ -289,6 +289,21 @@ def test_a_wrong_file_fails_the_job_with_its_lines(api: openai.OpenAI, data: Pat
     assert "line 2: The last message must be the assistant's" in job.error.message
     assert "line 3: It is not JSON" in job.error.message
     assert not (data / "fine_tuning" / job.id).exists()
+
+
+@pytest.mark.parametrize("said", ['"no message"', '"x" * 2**22'], ids=["no-message", "too-long"])
+def test_fault_liveness_a_process_that_writes_no_message_has_died(
+    said: str, api: openai.OpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so it is not started again for ever."""
+    (tmp_path / "talker.py").write_text(f"print({said}, flush=True)\ninput()\ninput()\n")
+    for name, value in (("PACKAGE_ROOT", tmp_path), ("MODULE", "talker")):
+        monkeypatch.setattr(job_child, name, value)
+    monkeypatch.setattr(job_run, "RETRY_DELAY", 0.0)
+    job = until(api, start(api))
+    assert job.error is not None
+    assert (job.status, job.error.code) == ("failed", "server_error")
+    assert job.error.message.startswith("The process of the job ended 3 times in a row")
 
 
 def test_fault_fairness_a_key_has_so_many_results(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -13,6 +14,8 @@ import msgspec
 from tessera import PACKAGE_ROOT
 from tessera.app.training.job_messages import STOP, FromJob, JobLaunch
 from tessera.engine.contract.environment import environment_without_secrets
+
+logger = logging.getLogger("tessera.app")
 
 MODULE = "tessera.app.training.job_process"
 MAX_LINE = 2**20  # bytes of one message
@@ -48,11 +51,14 @@ class JobChild:
         self._process.stdin.write(msgspec.json.encode(self._launch) + b"\n")
 
     async def messages(self) -> AsyncIterator[FromJob]:
-        """Until the process ends. A line that is no message ends it."""
+        """Until the process ends, or writes a line that is too long or no message."""
         assert self._process is not None
         assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            yield msgspec.json.decode(line, type=FromJob)
+        try:
+            while line := await self._process.stdout.readline():
+                yield msgspec.json.decode(line, type=FromJob)
+        except (ValueError, msgspec.DecodeError) as error:
+            logger.warning("the process of a fine-tuning job wrote what is no message: %s", error)
 
     def stop(self) -> None:
         """Let it save a checkpoint after the current step, and end."""
