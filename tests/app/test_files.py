@@ -284,6 +284,21 @@ def test_ranges_of_a_file(url: str) -> None:
         assert content is None or answer.content == content
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "content_range"),
+    [("bytes=20-", 416, "bytes */10"), ("bytes=5-3", 400, None), ("lines=1-2", 400, None), ("x", 400, None)],
+)
+def test_a_wrong_range_is_refused_with_an_error_object(
+    url: str, asked: str, status: int, content_range: str | None
+) -> None:
+    created = upload_text(url, b"0123456789").json()["id"]
+    headers = {"authorization": f"Bearer {KEYS[0]}", "range": asked}
+    answer = httpx.get(f"{url}/v1/files/{created}/content", headers=headers)
+    assert (answer.status_code, answer.headers.get("content-range")) == (status, content_range)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def waited(condition: Callable[[], object]) -> None:
     """Until it is true."""
     for _ in range(1000):
