@@ -133,6 +133,8 @@ ITEMS = [
     {"type": "local_shell_call", "call_id": "f", "action": {"type": "exec", "command": ["ls"]}},
     {"type": "local_shell_call_output", "call_id": "f", "output": "a.txt"},
     {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+    {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}]},
+    {"type": "configuration_update", "reasoning": {"effort": "low"}, "text": {"format": {"type": "text"}}},
 ]
 
 

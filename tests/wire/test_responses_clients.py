@@ -47,7 +47,15 @@ def test_names_too_long_in_a_namespace_are_refused(tool: Scripted) -> None:
 
 @pytest.mark.parametrize(
     "hosted",
-    ["web_search", "web_search_preview_2025_03_11", "file_search", "code_interpreter", "image_generation", "mcp"],
+    [
+        "web_search",
+        "web_search_preview_2025_03_11",
+        "file_search",
+        "code_interpreter",
+        "image_generation",
+        "mcp",
+        "programmatic_tool_calling",
+    ],
 )
 def test_hosted_tools_are_left_out(tool: Scripted, hosted: str, caplog: pytest.LogCaptureFixture) -> None:
     body = {**ASK, "tools": [{"type": hosted, "x": 1}, WEATHER]}
@@ -103,6 +111,53 @@ def test_items_that_the_model_cannot_use_are_left_out(tool: Scripted) -> None:
         "[A part of type input_image was left out: this model reads text only.]\nseen<|im_end|>\n"
         "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_additional_tools_among_the_items(tool: Scripted) -> None:
+    """As Codex sends its tools to newer models: none in `tools`, all in the first item."""
+    tool.says(CALL.replace("weather", "app__weather"))
+    namespace: Any = {"type": "namespace", "name": "app", "tools": [WEATHER]}
+    more: Any = {"type": "additional_tools", "role": "developer", "tools": [namespace, {"type": "web_search"}]}
+    items: Any = [more, {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    again = [*items, {**more, "tools": [{**namespace, "tools": [{**WEATHER, "description": "newer"}]}]}]
+    for sent in (items, again):
+        answer = tool.http.post("/v1/responses", json={"model": "tiny", "input": sent, "tools": []}).json()
+        assert tool.prompt.count("<tool>app__weather:") == 1
+        (called,) = answer["output"]
+        assert (called["name"], called["namespace"]) == ("weather", "app")
+    listed = tool.http.get(f"/v1/responses/{answer['id']}/input_items?order=asc").json()["data"]
+    assert [item["type"] for item in listed] == ["additional_tools", "message", "message", "additional_tools"]
+    assert listed[0]["tools"][0]["tools"][0]["parameters"] == WEATHER_PARAMETERS
+
+
+def test_tools_among_the_items_of_a_conversation(tool: Scripted) -> None:
+    more: Any = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
+    conversation = tool.http.post("/v1/conversations", json={"items": [more]}).json()["id"]
+    tool.http.post("/v1/responses", json={**ASK, "conversation": conversation})
+    assert "<tool>weather:" in tool.prompt
+
+
+def test_settings_are_no_history_in_which_an_image_could_be_left_out(tool: Scripted) -> None:
+    more: Any = {"type": "additional_tools", "role": "developer", "tools": [WEATHER]}
+    refused = tool.http.post("/v1/responses", json={"model": "tiny", "input": [more, IMAGE]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[1].content")
+
+
+def test_a_configuration_update_takes_the_place_of_the_requests_settings(tmp_path: Path) -> None:
+    template = "{{ reasoning_effort }}|{% for m in messages %}{{ m.content }}{% endfor %}"
+    text: Any = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+    updates: Any = [
+        {"type": "configuration_update", "reasoning": {"effort": "high"}, "text": text},
+        {"type": "configuration_update", "reasoning": {}},
+    ]
+    items: Any = [{"role": "user", "content": "hi"}, *updates]
+    with scripted(settings_for(write_model_folder(tmp_path, template=template))) as server:
+        server.says("{}")
+        answer = server.openai.responses.create(model="tiny", input=items, reasoning={"effort": "low"})
+        assert server.prompt == "high|hi"
+        assert server.params.grammar is not None
+        listed = list(server.openai.responses.input_items.list(answer.id, order="asc"))
+    assert listed[1].to_dict()["text"]["format"]["schema"] == {"type": "object"}  # type: ignore[index]
 
 
 def test_references_to_items_of_stored_responses(tool: Scripted) -> None:

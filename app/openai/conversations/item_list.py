@@ -40,7 +40,7 @@ def _listed(item: InputItem) -> dict[str, Any]:
         summary = [{"type": "summary_text", "text": item.summary}] if item.summary else []
         sealed = {"encrypted_content": item.encrypted_content} if item.encrypted_content else {}
         return {**_head(item), "summary": summary, "content": content, **sealed}
-    return {**_head(item), **item.model_dump(exclude={"id", "type"}, exclude_none=True)}
+    return {**_head(item), **item.model_dump(exclude={"id", "type"}, exclude_none=True, by_alias=True)}
 
 
 def _head(item: InputItem) -> dict[str, Any]:

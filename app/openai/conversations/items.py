@@ -17,8 +17,11 @@ from pydantic import (
     model_validator,
 )
 
+from tessera.app.openai.conversations.configuration import ReasoningConfig, TextConfig
+from tessera.app.openai.conversations.tools import ResponseTool
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Text, at_most, text_of
+from tessera.app.schema.tools import MAX_TOOLS
 from tessera.engine.contract.errors import InvalidRequestError
 
 TEXT_KEYS = {
@@ -168,6 +171,22 @@ class ItemReference(Item):
     id: str = Field(max_length=MAX_NAME)
 
 
+class AdditionalToolsItem(Item):
+    """Tools beside those of the request, as Codex sends all of its own."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"] = "developer"
+    tools: list[ResponseTool] = Field(max_length=MAX_TOOLS)
+
+
+class ConfigurationUpdateItem(Item):
+    """The effort and the format from here on, in place of the request's."""
+
+    type: Literal["configuration_update"]
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+
+
 class OtherItem(Item):
     """An item of a hosted tool, or another server's summary: taken, and left out of the prompt."""
 
@@ -193,6 +212,7 @@ class OtherItem(Item):
     ]
 
 
+SETTINGS = (AdditionalToolsItem, ConfigurationUpdateItem)
 OTHER_TYPES = frozenset(OtherItem.model_fields["type"].annotation.__args__)  # type: ignore[union-attr]
 
 
@@ -214,6 +234,8 @@ InputItem = Annotated[
     | Annotated[CustomCallOutputItem, Tag("custom_tool_call_output")]
     | Annotated[LocalShellCallItem, Tag("local_shell_call")]
     | Annotated[LocalShellCallOutputItem, Tag("local_shell_call_output")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
+    | Annotated[ConfigurationUpdateItem, Tag("configuration_update")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[OtherItem, Tag("other")],
@@ -227,7 +249,7 @@ def check_readable(items: Sequence[InputItem]) -> None:
 
     Later on they stand in the history that a client sends again and again: they are left out of the prompt.
     """
-    if any(not isinstance(item, MessageItem) or item.role == "assistant" for item in items):
+    if any(not isinstance(item, (MessageItem, *SETTINGS)) or _is_answer(item) for item in items):
         return
     for index, item in enumerate(items):
         if isinstance(item, MessageItem) and item.unreadable is not None:
@@ -235,3 +257,7 @@ def check_readable(items: Sequence[InputItem]) -> None:
             raise InvalidRequestError(
                 f"{path} has a part of type '{item.unreadable}', but this model reads text parts only.", param=path
             )
+
+
+def _is_answer(item: InputItem) -> bool:
+    return isinstance(item, MessageItem) and item.role == "assistant"

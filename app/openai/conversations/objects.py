@@ -73,6 +73,22 @@ class ListedCallOutput(ApiObject):
     output: str
 
 
+class ListedTools(ApiObject):
+    type: Literal["additional_tools"]
+    id: str
+    status: ItemStatusName
+    role: Literal["developer"]
+    tools: list[dict[str, Any]]
+
+
+class ListedConfigurationUpdate(ApiObject):
+    type: Literal["configuration_update"]
+    id: str
+    status: ItemStatusName
+    reasoning: dict[str, Any] = Field(default={}, description="Left out where it changes nothing.")
+    text: dict[str, Any] = Field(default={}, description="Left out where it changes nothing.")
+
+
 class ListedOther(ApiObject):
     """An item that is left out of the prompt."""
 
@@ -96,7 +112,15 @@ class ListedReasoning(ApiObject):
 
 
 ListedItem: TypeAlias = (
-    ListedMessage | ListedCall | ListedCustomCall | ListedShellCall | ListedCallOutput | ListedReasoning | ListedOther
+    ListedMessage
+    | ListedCall
+    | ListedCustomCall
+    | ListedShellCall
+    | ListedCallOutput
+    | ListedReasoning
+    | ListedTools
+    | ListedConfigurationUpdate
+    | ListedOther
 )
 
 

@@ -10,6 +10,9 @@ import orjson
 from pydantic import ConfigDict, TypeAdapter
 
 from tessera.app.openai.conversations.items import (
+    SETTINGS,
+    AdditionalToolsItem,
+    ConfigurationUpdateItem,
     CustomCallItem,
     CustomCallOutputItem,
     FunctionCallItem,
@@ -21,8 +24,8 @@ from tessera.app.openai.conversations.items import (
     OtherItem,
     ReasoningItem,
 )
+from tessera.app.openai.conversations.tools import OfferedTools, offered_name
 from tessera.app.openai.responses.schema import ResponsesRequest
-from tessera.app.openai.responses.tools import offered_name
 from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
 from tessera.app.schema.custom_tools import arguments_of
 from tessera.app.schema.generation_fields import SamplingFields
@@ -68,7 +71,24 @@ class ResponsesChat(ChatRequest):
         return self.max_completion_tokens, "max_output_tokens"
 
 
-def chat_request(request: ResponsesRequest, conversation: Sequence[ChatMessage]) -> ResponsesChat:
+def configured(request: ResponsesRequest, items: Iterable[InputItem]) -> ResponsesRequest:
+    """The request with the settings of its items in effect."""
+    tools = list(request.tools or ())
+    changed: dict[str, Any] = {}
+    for item in items:
+        if isinstance(item, AdditionalToolsItem):
+            tools += item.tools
+        elif isinstance(item, ConfigurationUpdateItem):
+            if item.reasoning is not None and item.reasoning.effort is not None:
+                changed["reasoning"] = item.reasoning
+            if item.text is not None and item.text.format is not None:
+                changed["text"] = item.text
+    return request.model_copy(update={**changed, "tools": tools})
+
+
+def chat_request(
+    request: ResponsesRequest, offered: OfferedTools, conversation: Sequence[ChatMessage]
+) -> ResponsesChat:
     """`conversation` after the request's instructions, if it has any."""
     instructions = [ChatMessage(role="system", content=request.instructions)] if request.instructions else []
     shared: dict[str, Any] = {name: getattr(request, name) for name in SamplingFields.model_fields}
@@ -79,7 +99,7 @@ def chat_request(request: ResponsesRequest, conversation: Sequence[ChatMessage])
         max_completion_tokens=request.max_output_tokens,
         logprobs=request.wants_logprobs,
         top_logprobs=request.top_logprobs,
-        tools=request.offered_tools.functions,
+        tools=offered.functions,
         tool_choice=request.chat_tool_choice,
         parallel_tool_calls=request.parallel_tool_calls,
         chat_template_kwargs=request.chat_template_kwargs,
@@ -118,6 +138,8 @@ def messages_of(items: Iterable[InputItem], unseal: Unseal) -> list[ChatMessage]
     for item in items:
         if isinstance(item, OtherItem):
             log_once(f"item {item.type}", "input items of type %s are left out of prompts", item.type)
+            continue
+        if isinstance(item, SETTINGS):
             continue
         begins_turn = isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and item.role == "assistant")
         continues_turn = begins_turn or isinstance(item, _CALLS)

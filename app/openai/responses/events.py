@@ -10,10 +10,10 @@ import orjson
 from tessera.app.generate.completion import Completion
 from tessera.app.generate.generation import Delta, FinishReason, Generation, TokenEntry
 from tessera.app.http.streaming import COMMENT
+from tessera.app.openai.conversations.tools import CalledTool
 from tessera.app.openai.logprobs import chat_logprobs
 from tessera.app.openai.responses.output import Event, OutputWriter
 from tessera.app.openai.responses.response import ResponseStates
-from tessera.app.openai.responses.tools import CalledTool
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.engine.contract.errors import RequestError
 

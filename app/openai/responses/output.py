@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from tessera.app.openai.responses.tools import CalledTool
+from tessera.app.openai.conversations.tools import CalledTool
 from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 
 Event = dict[str, Any]

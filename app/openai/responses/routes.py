@@ -68,7 +68,7 @@ async def create_response(http_request: Request) -> Response:
         states,
         generation,
         model.tokenizer,
-        tools=request.offered_tools.by_name,
+        tools=turn.tools.by_name,
         seal=(lambda text: seal.close(text, tenant)) if request.wants_sealed_reasoning else None,
         num_logprobs=turn.chat.num_logprobs,
     )

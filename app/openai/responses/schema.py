@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 
+from tessera.app.openai.conversations.configuration import FlatSchemaFormat, ReasoningConfig, TextConfig
 from tessera.app.openai.conversations.items import InputItems, check_readable
-from tessera.app.openai.responses.tools import OfferedTools, ResponseTool, ToolChoiceField, offered_tools
+from tessera.app.openai.conversations.tools import ResponseTool, ToolChoiceField
 from tessera.app.schema.chat import ReasoningEffort
 from tessera.app.schema.examples import WEATHER_FUNCTION
 from tessera.app.schema.fields import (
@@ -26,7 +26,7 @@ from tessera.app.schema.fields import (
 )
 from tessera.app.schema.generation_fields import SamplingFields
 from tessera.app.schema.request import FieldValues
-from tessera.app.schema.structured_output import AnyFormat, JsonObjectFormat, JsonSchema, JsonSchemaFormat, TextFormat
+from tessera.app.schema.structured_output import AnyFormat, JsonSchemaFormat
 from tessera.app.schema.tools import MAX_TOOLS, ToolChoice
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
@@ -41,30 +41,9 @@ def _as_items(value: Any) -> Any:
     return [{"role": "user", "content": value}] if type(value) is str else value
 
 
-class FlatSchemaFormat(JsonSchema):
-    """JSON that matches `schema`, with the name and the schema at one level."""
-
-    type: Literal["json_schema"]
-
-
-class TextConfig(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    format: Annotated[TextFormat | JsonObjectFormat | FlatSchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["low", "medium", "high"] | None = Field(default=None, description="Without effect.")
-
-
 class ResponseStreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     include_obfuscation: NotSupported = None
-
-
-class ReasoningConfig(BaseModel):
-    """`effort` is given to the chat template; summaries are not made, as the reasoning itself is shown."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    effort: ReasoningEffort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 Included = Literal[
@@ -177,11 +156,6 @@ class ResponsesRequest(SamplingFields):
     @property
     def wants_sealed_reasoning(self) -> bool:
         return SEALED_INCLUDED in (self.include or ())
-
-    @cached_property
-    def offered_tools(self) -> OfferedTools:
-        """The functions that the model is offered."""
-        return offered_tools(self.tools or ())
 
     @property
     def chat_tool_choice(self) -> ToolChoice | None:

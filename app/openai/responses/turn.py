@@ -14,11 +14,13 @@ from tessera.app.http.body import run_in_turn
 from tessera.app.openai.conversations.item_list import listed_items
 from tessera.app.openai.conversations.items import InputItem, ItemReference
 from tessera.app.openai.conversations.store import ConversationStore, conversations_of
+from tessera.app.openai.conversations.tools import OfferedTools, offered_tools
 from tessera.app.openai.responses.conversation import (
     ITEMS,
     ResponsesChat,
     Unseal,
     chat_request,
+    configured,
     messages_of,
     messages_of_output,
 )
@@ -35,6 +37,7 @@ class Turn:
     Attributes:
         input_items: the request's items as the API lists them.
         messages: the conversation up to and with them, without instructions.
+        tools: those that the model is offered.
         chat: the request as a chat.
     """
 
@@ -42,6 +45,7 @@ class Turn:
     tenant: str
     input_items: tuple[dict[str, Any], ...]
     messages: tuple[ChatMessage, ...]
+    tools: OfferedTools
     chat: ResponsesChat
     unseal: Unseal
     responses: ResponseStore
@@ -86,12 +90,15 @@ async def read_turn(http_request: Request, admission: Admission[ResponsesRequest
     earlier = await _earlier_messages(responses, tenant, request)
 
     def turn_of(items: Sequence[InputItem]) -> Turn:
-        messages = (*earlier, *messages_of([*ITEMS.validate_python(known), *items], unseal))
+        every = [*ITEMS.validate_python(known), *items]
+        messages = (*earlier, *messages_of(every, unseal))
         if not messages:
             raise InvalidRequestError("input has nothing that the model could read.", param="input")
-        chat = chat_request(request, messages)
+        in_effect = configured(request, every)
+        tools = offered_tools(in_effect.tools or ())
+        chat = chat_request(in_effect, tools, messages)
         chat.check()
-        return Turn(request, tenant, listed_items(items), messages, chat, unseal, responses, conversations)
+        return Turn(request, tenant, listed_items(items), messages, tools, chat, unseal, responses, conversations)
 
     return await run_in_turn(http_request, turn_of, items, num_items=len(known) + len(earlier))
 

@@ -19,7 +19,7 @@ SEPARATOR = "__"
 # By their beginnings: names have dates and versions at the end.
 HOSTED_TOOLS = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "local_shell", "shell"),
-    *("computer", "apply_patch", "tool_search"),
+    *("computer", "apply_patch", "tool_search", "programmatic_tool_calling"),
 )
 
 
@@ -117,7 +117,7 @@ def offered_tools(tools: Iterable[BaseModel]) -> OfferedTools:
     Raises:
         InvalidRequestError: a namespace and a name are too long together.
     """
-    functions: list[Tool] = []
+    functions: dict[str, Tool] = {}  # of several with one name the last
     by_name: dict[str, CalledTool] = {}
     for index, tool in enumerate(tools):
         if isinstance(tool, HostedTool):
@@ -132,9 +132,9 @@ def offered_tools(tools: Iterable[BaseModel]) -> OfferedTools:
                 raise InvalidRequestError(
                     f"tools[{index}]: {name[:160]!r} has more than {MAX_TOOL_NAME} characters.", param=f"tools[{index}]"
                 )
-            functions.append(_function(member, name))
+            functions[name] = _function(member, name)
             by_name[name] = CalledTool(member.name, namespace, isinstance(member, CustomResponseTool))
-    return OfferedTools(functions, by_name)
+    return OfferedTools(list(functions.values()), by_name)
 
 
 def _function(tool: FunctionTool | CustomResponseTool, name: str) -> Tool:
