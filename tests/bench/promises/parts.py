@@ -171,6 +171,16 @@ PARTS: Final = (
     ),
     Part("gpt-oss-20b", (*LOADS, "gpt-oss-20b", "--streams", "1", "64"), 90, (*_one_stream(550), *_streams(s64=7000))),
     Part("Gemma 3 4B", (*LOADS, "gemma-3-4b", "--streams", "1"), 60, _one_stream(440)),
+    Part(
+        "beside transformers",
+        (PYTHON, "-m", "tests.bench.differential"),
+        150,
+        (
+            Figure("kinds of models", line("kinds"), at_least=16),
+            Figure("with equal tokens in float32", line("with_equal_tokens"), at_least=16),
+            Figure("error in bfloat16, times theirs, median", line("median_ratio"), at_most=1),
+        ),
+    ),
     Part("kernels of mixtures", (PYTHON, "-m", "tests.bench.mixtures"), 90, ()),
     Part("kernels of FP8 beside cuBLAS", (PYTHON, "-m", "tests.bench.fp8_kernels", "--brief"), 90, ()),
     Part(
