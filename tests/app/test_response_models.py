@@ -127,6 +127,7 @@ ITEMS = [
     {"role": "assistant", "content": "calling"},
     {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
     {"type": "function_call_output", "call_id": "c", "output": "rain"},
+    {"type": "function_call_output", "namespace": "app", "name": "weather", "output": "rain"},
     {"type": "function_call", "call_id": "d", "namespace": "app", "name": "weather", "arguments": "{}"},
     {"type": "custom_tool_call", "call_id": "e", "namespace": "app", "name": "note", "input": "so"},
     {"type": "custom_tool_call_output", "call_id": "e", "output": "noted"},

@@ -94,6 +94,8 @@ def test_items_that_the_model_cannot_use_are_left_out(tool: Scripted) -> None:
         {"role": "user", "content": "hi"},
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
         {"type": "compaction", "id": "cmp_1", "encrypted_content": "x"},
+        {"type": "program", "id": "pr_1", "call_id": "c0", "code": "1", "fingerprint": "x"},
+        {"type": "program_output", "id": "po_1", "call_id": "c0", "result": "1", "status": "completed"},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAAB-of-another-server"},
         {"type": "local_shell_call", "id": "l", "call_id": "c1", "action": {"type": "exec", "command": ["ls"]}},
         {"type": "local_shell_call_output", "id": "l", "call_id": "c1", "output": "a.txt"},
@@ -158,6 +160,18 @@ def test_a_configuration_update_takes_the_place_of_the_requests_settings(tmp_pat
         assert server.params.grammar is not None
         listed = list(server.openai.responses.input_items.list(answer.id, order="asc"))
     assert listed[1].to_dict()["text"]["format"]["schema"] == {"type": "object"}  # type: ignore[index]
+
+
+def test_results_of_tools_that_were_not_called(tool: Scripted) -> None:
+    result: Any = {"type": "function_call_output", "name": "weather", "namespace": "app", "output": "rain"}
+    items: Any = [{"role": "user", "content": "hi"}, result]
+    answer = tool.openai.responses.create(model="tiny", input=items)
+    assert "<|im_start|>tool\nrain<|im_end|>" in tool.prompt
+    listed = list(tool.openai.responses.input_items.list(answer.id, order="asc"))
+    assert (listed[1].to_dict()["name"], listed[1].to_dict()["namespace"]) == ("weather", "app")
+    items[1] = {"type": "function_call_output", "output": "rain"}
+    error = tool.http.post("/v1/responses", json={"model": "tiny", "input": items}).json()["error"]
+    assert error["message"] == "input[1].call_id is required where there is no name of a tool."
 
 
 def test_references_to_items_of_stored_responses(tool: Scripted) -> None:

@@ -14,13 +14,15 @@ from pydantic import (
     PlainValidator,
     PrivateAttr,
     Tag,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
 from tessera.app.openai.conversations.configuration import ReasoningConfig, TextConfig
 from tessera.app.openai.conversations.tools import ResponseTool
 from tessera.app.schema.chat import MAX_MESSAGES
-from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Text, at_most, text_of
+from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Text, at_most, text_of, wrong
 from tessera.app.schema.tools import MAX_TOOLS
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -114,11 +116,20 @@ class FunctionCallItem(Item):
 
 
 class FunctionCallOutputItem(Item):
-    """The result of the call `call_id`."""
+    """The result of the call `call_id`, or what the tool `name` has to say without one."""
 
     type: Literal["function_call_output"]
-    call_id: str = Field(max_length=MAX_NAME)
+    name: str | None = Field(default=None, max_length=MAX_NAME)
+    namespace: str | None = Field(default=None, max_length=MAX_NAME)
+    call_id: str | None = Field(default=None, max_length=MAX_NAME, validate_default=True)
     output: PartsText
+
+    @field_validator("call_id")
+    @classmethod
+    def _of_a_call_or_a_tool(cls, call_id: str | None, info: ValidationInfo) -> str | None:
+        if call_id is None and info.data.get("name") is None:
+            raise wrong("is required where there is no name of a tool")
+        return call_id
 
 
 class CustomCallItem(Item):
@@ -193,6 +204,9 @@ class OtherItem(Item):
     type: Literal[
         "compaction",
         "compaction_summary",
+        "context_compaction",
+        "program",
+        "program_output",
         "web_search_call",
         "file_search_call",
         "code_interpreter_call",

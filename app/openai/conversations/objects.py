@@ -70,6 +70,8 @@ class ListedCallOutput(ApiObject):
     id: str
     status: ItemStatusName
     call_id: str = Field(default="", description="Left out where it came without one.")
+    name: str = Field(default="", description="Left out where it came without one.")
+    namespace: str = Field(default="", description="Left out where it came without one.")
     output: str
 
 

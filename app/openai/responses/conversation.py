@@ -150,7 +150,7 @@ def messages_of(items: Iterable[InputItem], unseal: Unseal) -> list[ChatMessage]
             turn = turn or _AssistantTurn()
             _extend(turn, item, unseal)
         elif isinstance(item, _RESULTS):
-            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id or item.id or ""))
+            messages.append(_result(item))
         elif isinstance(item, MessageItem):
             messages.append(ChatMessage(role=item.role, content=item.content))
     if turn is not None:
@@ -181,6 +181,12 @@ def _extend(turn: _AssistantTurn, item: InputItem, unseal: Unseal) -> None:
 
 def _call(call_id: str, name: str, arguments: str) -> ToolCall:
     return ToolCall(id=call_id, function=ToolCallFunction(name=name, arguments=arguments))
+
+
+def _result(item: InputItem) -> ChatMessage:
+    assert isinstance(item, _RESULTS)
+    name = offered_name(item.name, item.namespace) if isinstance(item, FunctionCallOutputItem) and item.name else None
+    return ChatMessage(role="tool", content=item.output, name=name, tool_call_id=item.call_id or item.id or "")
 
 
 def _unsealed(item: ReasoningItem, unseal: Unseal) -> str | None:
