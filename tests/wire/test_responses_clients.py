@@ -174,6 +174,10 @@ def test_results_of_tools_that_were_not_called(tool: Scripted) -> None:
     assert error["message"] == "input[1].call_id is required where there is no name of a tool."
 
 
+def test_options_of_images_are_taken(tool: Scripted) -> None:
+    assert tool.http.post("/v1/responses", json={**ASK, "image": {"context_compression": "auto"}}).status_code == 200
+
+
 def test_references_to_items_of_stored_responses(tool: Scripted) -> None:
     """As the AI SDK continues a conversation."""
     tool.says(f"{THOUGHT} {CALL}")

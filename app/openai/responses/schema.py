@@ -84,7 +84,6 @@ class ResponsesRequest(SamplingFields):
 
     refused: ClassVar[FieldValues] = {
         "enable_response_messages": (False,),
-        "image": (),
         "kv_transfer_params": ({},),
         "max_completion_tokens": (),
         "max_tokens": (),
@@ -100,6 +99,7 @@ class ResponsesRequest(SamplingFields):
         "access_programs": (),
         "background_options": ({"completion_window": "soonest"},),
         "context_management": ([],),
+        "image": ({}, {"context_compression": "auto"}, {"context_compression": "disabled"}),
         "mm_processor_kwargs": ({},),
         "moderation": (),
         "prompt_cache_options": (),
