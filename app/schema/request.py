@@ -184,7 +184,8 @@ def _complaint(error: ErrorDetails) -> str:
         if type(error["input"]) is not dict:
             return "must be an object"
         tags = str(context.get("expected_tags", "")).removesuffix(REST)
-        return f"must have one of the types {tags}" if tags else "must have a type"
+        given = f"is of type '{str(context['tag'])[:40]}', but " if "tag" in context else ""
+        return f"{given}must have one of the types {tags}" if tags else "must have a type"
     bounds = {
         "greater_than_equal": "at least {ge}",
         "greater_than": "greater than {gt}",

@@ -178,6 +178,12 @@ def test_options_of_images_are_taken(tool: Scripted) -> None:
     assert tool.http.post("/v1/responses", json={**ASK, "image": {"context_compression": "auto"}}).status_code == 200
 
 
+def test_a_trigger_of_a_compaction_is_refused_by_name(tool: Scripted) -> None:
+    items: Any = [{"role": "user", "content": "hi"}, {"type": "compaction_trigger"}]
+    error = tool.http.post("/v1/responses", json={"model": "tiny", "input": items}).json()["error"]
+    assert error["message"].startswith("input[1] is of type 'compaction_trigger', but must have one of the types")
+
+
 def test_references_to_items_of_stored_responses(tool: Scripted) -> None:
     """As the AI SDK continues a conversation."""
     tool.says(f"{THOUGHT} {CALL}")
