@@ -15,6 +15,7 @@ from tessera.app.schema.tool_names import ToolName
 from tessera.app.schema.tools import Tool
 
 CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")  # a date follows
+TOOLSET = "computer_toolset_"  # whose calls name its members; not supported
 WITHOUT_UNDO = "text_editor_20250429"  # and later versions
 WITH_SCROLLING = "computer_20250124"
 

@@ -145,7 +145,7 @@ def _thinking_budget(request: MessagesPrompt) -> int | None:
     """Most tokens of reasoning: none where it is to be off, although the template may not be able to turn it off."""
     if request.thinking is None:
         return None
-    return 0 if request.thinking.type == "disabled" else request.thinking.budget_tokens
+    return request.thinking.budget_tokens if request.thinks else 0
 
 
 def _template_kwargs(request: MessagesPrompt) -> dict[str, Any]:
@@ -154,8 +154,8 @@ def _template_kwargs(request: MessagesPrompt) -> dict[str, Any]:
     effort = request.output_config.effort if request.output_config is not None else None
     if effort is not None:
         kwargs["reasoning_effort"] = effort
-    if request.thinking is not None:
-        kwargs["enable_thinking"] = kwargs["thinking"] = request.thinking.type != "disabled"
+    if request.thinks is not None:
+        kwargs["enable_thinking"] = kwargs["thinking"] = request.thinks
     return {**kwargs, **(request.chat_template_kwargs or {})}
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, StrictBool, Tag
 
 from tessera.app.anthropic.blocks import ContentBlock, Message, unreadable
-from tessera.app.anthropic.client_tools import CLIENT_TOOLS, ClientTool
+from tessera.app.anthropic.client_tools import CLIENT_TOOLS, TOOLSET, ClientTool
 from tessera.app.anthropic.context import ContextManagement
 from tessera.app.anthropic.errors import NO_THREADS
 from tessera.app.schema.chat import MAX_MESSAGES
@@ -83,7 +83,9 @@ class MessageTool(BaseModel):
 
 def _tool_kind(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "client" if type(kind) is str and kind.startswith(CLIENT_TOOLS) else "custom"
+    if type(kind) is not str or not kind.startswith(CLIENT_TOOLS) or kind.startswith(TOOLSET):
+        return "custom"
+    return "client"
 
 
 def _known(value: Any) -> Any:
@@ -116,12 +118,15 @@ class MessageToolChoice(BaseModel):
 
 
 class Thinking(BaseModel):
-    """Whether the model reasons first, where that can be switched, and for how many tokens at most."""
+    """Whether the model reasons first, where that can be switched, and for how many tokens at most.
+
+    `between_tools`: only after results of tools.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = integer(0, MAX_INT32, "Most tokens of reasoning; it is ended there.")
-    display: Literal["summarized", "omitted"] | None = Field(
+    display: Literal["summarized", "omitted", "updates"] | None = Field(
         default=None,
         description="omitted: blocks of reasoning have a signature only, with which the reasoning comes back;"
         " otherwise all of it is shown.",
@@ -179,6 +184,16 @@ class MessagesPrompt(RequestModel):
     output_format: MessageFormat | None = Field(default=None, description="The older name of `output_config.format`.")
     context_management: ContextManagement | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model is to reason; None where the request does not say."""
+        if self.thinking is None:
+            return None
+        if self.thinking.type == "between_tools":
+            newest = next((message for message in reversed(self.messages) if message.role == "user"), None)
+            return newest is not None and any(block.type == "tool_result" for block in newest.content)
+        return self.thinking.type != "disabled"
 
     def check(self) -> None:
         """Raise InvalidRequestError for fields that are valid alone but not together."""

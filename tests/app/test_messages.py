@@ -260,6 +260,19 @@ def test_thinking_is_switched_where_the_template_can(
     assert prompt_of(client) == (off if kind == "disabled" else on)
 
 
+def test_thinking_between_tools_follows_their_results_alone(tmp_path: Path) -> None:
+    client = says("</think>ok")
+    template = "{% if enable_thinking %}<think>{% endif %}ask"
+    used: Any = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
+    result: Any = {"type": "tool_result", "tool_use_id": "t", "content": "rain"}
+    after = [*ASK["messages"], {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    with sdk(client, settings_for(write_model_folder(tmp_path, template=template))) as api:
+        api.messages.create(**ASK, thinking={"type": "between_tools"})
+        assert prompt_of(client) == "ask"
+        api.messages.create(**{**ASK, "messages": after}, thinking={"type": "between_tools"})
+        assert prompt_of(client) == "<think>ask"
+
+
 def test_reasoning_survives_a_round_trip_through_the_sdk(tmp_path: Path) -> None:
     client = says("<think>hm, so</think>fine")
     with sdk(client, tool_settings(tmp_path)) as api:

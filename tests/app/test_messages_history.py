@@ -151,6 +151,7 @@ def test_max_tokens_is_clamped_to_the_context(settings: AppSettings) -> None:
         {"inference_geo": "eu"},
         {"thinking": {"type": "enabled", "budget_tokens": 31999}},
         {"thinking": {"type": "adaptive", "display": "summarized"}},
+        {"thinking": {"type": "adaptive", "display": "updates", "block_binding": {"prefix_mismatch_behavior": "drop"}}},
         {"cache_control": {"type": "ephemeral"}},
         {"tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]},
         {"metadata": {"user_id": "u"}, "output_config": {"effort": "high", "task_budget": {"total": 1}}},

@@ -98,10 +98,12 @@ def test_the_call_of_a_client_tool_and_its_result(model: Model) -> None:
     assert "<|im_start|>tool\na.txt" in prompt_of(model.client)
 
 
-@pytest.mark.parametrize("kind", ["riddle_20250101", "bashful"])
+@pytest.mark.parametrize(
+    "kind", ["riddle_20250101", "bashful", "browser_toolset_20260801", "computer_toolset_20260801"]
+)
 def test_tools_of_unknown_types_are_refused(model: Model, kind: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as refused:
-        model.api.messages.create(**ASK, tools=[{"type": kind, "name": "x"}])
+        model.api.messages.create(**ASK, tools=[{"type": kind}])
     assert f"tools[0] has the type '{kind}', but only the client's own tools are supported: custom, bash_*" in str(
         refused.value
     )
