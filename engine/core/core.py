@@ -335,9 +335,10 @@ class EngineCore:
         self._learn_drafts(step, running)
         now = self._clock()
         self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
-        if self._speculator is not None and step.is_decode and not step.reads_texts:
+        if self._speculator is not None:
             seconds = now - self._last_finished  # what the host does in between counts
-            self._speculator.costs.record_step(len(step.sequences), step.num_draft_tokens, seconds)
+            is_plain = step.is_decode and not step.reads_texts
+            self._speculator.record_step(len(step.sequences), step.num_draft_tokens, seconds, is_plain=is_plain)
         self._last_finished = now
         self.postprocess(step, result, outputs)
 

@@ -69,6 +69,7 @@ class Speculator:
         self.num_accepted_by_position = [0] * settings.num_tokens
         self._earlier = EarlierTexts()
         self._indexing = IndexBudget()
+        self._num_seqs = 0  # beside which the last drafts were made
 
     @property
     def num_draft_tokens(self) -> int:
@@ -110,6 +111,7 @@ class Speculator:
         if not self._may_pay(len(running)):
             return
         self._indexing.renew()
+        self._num_seqs = len(running)
         if self._model is not None:
             self._model.begin_step(len(running))
         for sequence in running:
@@ -153,6 +155,11 @@ class Speculator:
         # A token is accepted only with all before it.
         rate = min(drafting.acceptance_rate, 0.999)
         return min(most, int(math.log(least) / math.log(rate))) if least < 1.0 else 0
+
+    def record_step(self, num_seqs: int, num_drafts: int, seconds: float, *, is_plain: bool) -> None:
+        """See `StepCosts`. What drafts have cost is noted for the sequences that they were made beside: their step may
+        have more, which start in it, or fewer."""
+        self.costs.record_step(self._num_seqs if num_drafts else num_seqs, num_drafts, seconds, is_plain=is_plain)
 
     def note_verified(self, drafting: Drafting, draft: VerifiedDraft, num_accepted: int) -> None:
         """Count a sequence's draft."""

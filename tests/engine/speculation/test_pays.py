@@ -50,6 +50,31 @@ def test_what_was_too_dear_is_tried_again() -> None:
     assert num_steps > 100, "rarely"
 
 
+def test_what_drafts_cost_beside_prompts_is_bounded_until_it_is_measured() -> None:
+    costs = StepCosts()
+    costs.record_step(4, 0, 0.010)
+    assert costs.least_probability(4) == 0.0, "they are tried"
+    costs.record_step(4, 8, 0.170, is_plain=False)
+    assert costs.least_probability(4) == pytest.approx(8.0)
+    costs.record_step(4, 8, 0.090, is_plain=False)
+    assert costs.least_probability(4) == pytest.approx(4.0)
+    costs.record_step(4, 8, 0.018)
+    assert costs.least_probability(4) == pytest.approx(0.4)
+    costs.record_step(4, 8, 0.090, is_plain=False)
+    assert costs.least_probability(4) == pytest.approx(0.4)
+
+
+def test_a_trial_beside_prompts_is_one_trial() -> None:
+    costs = StepCosts()
+    costs.record_step(100, 0, 0.020)
+    costs.record_step(100, 10, 0.080)
+    dear = costs.least_probability(100)
+    while costs.least_probability(100) > 1.0:
+        costs.record_step(100, 0, 0.020)
+    costs.record_step(100, 10, 0.500, is_plain=False)
+    assert costs.least_probability(100) == pytest.approx(dear)
+
+
 def run(seconds_per_draft: float, num_requests: int, **settings: Any) -> tuple[float, Harness]:
     """Time for a server whose steps take SECONDS, and more for each draft token."""
     engine = Harness(num_blocks=400, max_num_seqs=32, max_num_batched_tokens=512, asynchronous=True, **settings)
@@ -80,6 +105,22 @@ def test_drafts_that_cost_more_than_they_save_are_given_up() -> None:
     auto, _ = run(SECONDS / 8, 24, speculation="auto")
     assert always > 1.5 * plain
     assert auto < 1.2 * plain, "a few steps were enough to see it"
+
+
+def test_a_server_in_which_prompts_never_end_learns_what_drafts_cost() -> None:
+    def serve(**settings: Any) -> float:
+        engine = Harness(num_blocks=4000, max_num_seqs=64, max_num_batched_tokens=2048, asynchronous=True, **settings)
+        engine.runner.say = lambda context: 1 + (len(context) // 40 + len(context)) % 10
+        start, num_sent = engine.now, 0
+        while num_sent < 60 or engine.core.has_work:
+            while num_sent < 60 and engine.now >= start + num_sent * 1.5 * SECONDS:
+                engine.add(f"r{num_sent}", [1 + num_sent % 90, 7, 8], 20 + num_sent % 3 * 40)
+                num_sent += 1
+            drafts = engine.core._in_flight[0][0].num_draft_tokens if engine.core._in_flight else 0
+            engine.step(SECONDS * (1 + drafts / 4))
+        return engine.now - start
+
+    assert serve(speculation="auto") < 1.2 * serve()
 
 
 def test_a_sequence_whose_drafts_are_rejected_runs_ahead_again() -> None:
