@@ -86,6 +86,21 @@ def test_packed_sequences_have_the_mean_of_their_losses(tmp_path: Path) -> None:
         np.testing.assert_allclose(gradient, expected, atol=1e-4 * float(np.linalg.norm(expected)) + 1e-7)
 
 
+def test_micro_batches_do_not_change_the_gradient(tmp_path: Path) -> None:
+    """The mean is over the weighted tokens of the step, whichever of them are computed together."""
+    whole, found = example(), []
+    items = [
+        Example(whole.token_ids[start:stop], whole.weights[start:stop]) for start, stop in ((0, 5), (5, 30), (30, 40))
+    ]
+    for tokens in (1, 12, 1000):
+        decoder = decoder_of("qwen3", tmp_path / str(tokens))
+        optimizer = AdamW(list(decoder.parameters), decoder.functions.ops, decoder.functions.training, AdamWSettings())
+        trainer = Trainer(decoder, optimizer, micro_batch_tokens=tokens, max_gradient_norm=1.0)
+        found.append((trainer.accumulate_gradients(items), optimizer.gradient_norm()))
+        assert trainer.evaluate(items) == found[-1][0]
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-5)
+
+
 def test_bfloat16_gradients_are_near_those_of_float32(tmp_path: Path) -> None:
     exact = loss_and_gradients(decoder_of("llama", tmp_path / "a"), [example()])
     rounded = loss_and_gradients(decoder_of("llama", tmp_path / "b", bfloat16), [example()])
