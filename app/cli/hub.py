@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import glob
 import logging
 import re
@@ -19,7 +20,7 @@ from tessera.engine.gguf.names import is_gguf, model_stem
 logger = logging.getLogger("tessera.serve")
 
 HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<tag>[\w.-]+))?(@(?P<revision>[\w./-]+))?")
-SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+SMALL_FILES = ["*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt", "SYSTEM_PROMPT.txt"]
 WANTED_FILES = ["*.safetensors", *SMALL_FILES]  # nothing that runs code: no .bin, .pt, .py
 BUILTIN_MODEL = "tessera-builtin"
 MAX_LISTED_FOLDERS = 5
@@ -27,7 +28,10 @@ HEAD_BYTES = 64
 GGUF_MAGIC = b"GGUF"
 DIFFUSERS_INDEX = "model_index.json"
 # Second copies of the weights. Folders that begin with a digit, such as 1_Pooling, belong to an embedding model.
-UNWANTED_FILES = ["*/*.safetensors", "[!0-9]*/*.json", "consolidated*.safetensors"]
+UNWANTED_FILES = ["*/*.safetensors", "[!0-9]*/*.json"]
+# The same of Mistral's repositories, but where they have no others.
+CONSOLIDATED_FILES = "consolidated*.safetensors"
+PARAMS_FILE = "params.json"
 
 
 class ModelFolder(NamedTuple):
@@ -175,13 +179,14 @@ def _download(model_id: str, revision: str | None, tag: str | None, weights: boo
         read_model_config(folder)
         if not safetensors:
             raise ModelError(why_no_weights(f"the hub model {model_id}", outer))
+        copies = () if _is_in_mistrals_form(outer) else (CONSOLIDATED_FILES,)
         with download_bar(model_id) as bar:
             return Path(
                 snapshot_download(
                     model_id,
                     revision=revision,
                     allow_patterns=WANTED_FILES,
-                    ignore_patterns=UNWANTED_FILES,
+                    ignore_patterns=[*UNWANTED_FILES, *copies],
                     tqdm_class=bar,
                 )
             )
@@ -221,12 +226,12 @@ def _in_cache(model_id: str, revision: str | None, names: Iterable[str]) -> bool
 
 def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
     """Raises: ModelError that says what a folder without config.json is; `names` are all of its files."""
-    if (folder / "config.json").is_file():
+    present = set(names)
+    if (folder / "config.json").is_file() or _is_in_mistrals_form(present):
         return
     from tessera.engine.models.fields import read_json_object  # all of these import NumPy
     from tessera.engine.models.weights.files import ADAPTER_CONFIG, adapter_sentence
 
-    present = set(names)
     if (folder / ADAPTER_CONFIG).is_file():
         raise ModelError(
             adapter_sentence(where, read_json_object(folder / ADAPTER_CONFIG).get("base_model_name_or_path"))
@@ -238,6 +243,16 @@ def _check_config(folder: Path, where: str, names: Iterable[str]) -> None:
     if "params.json" in present:
         raise ModelError(f"{where} is in its maker's own format (params.json); get its version with config.json")
     raise ModelError(f"{where} is not a model: it has no config.json")
+
+
+def _is_in_mistrals_form(names: Iterable[str]) -> bool:
+    """Whether the files are params.json with consolidated safetensors, which other repositories have as copies."""
+    present = set(names)
+    return (
+        PARAMS_FILE in present
+        and "config.json" not in present
+        and any(fnmatch.fnmatchcase(name, CONSOLIDATED_FILES) for name in present)
+    )
 
 
 def _files_of(model_id: str, revision: str | None) -> list[str]:

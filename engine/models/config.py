@@ -16,6 +16,7 @@ from tessera.engine.contract.errors import ModelError
 from tessera.engine.gguf.model import open_gguf
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.classifier import parse_classifier
+from tessera.engine.models.consolidated.params import PARAMS_FILE, is_consolidated, read_params
 from tessera.engine.models.fields import Fields, is_integer, read_json_object, shown
 from tessera.engine.models.gguf.config import read_config
 from tessera.engine.models.layers import multiplier, parse_layers, soft_cap
@@ -162,7 +163,7 @@ METHODS_OF_MIXTURES = ("compressed-tensors", "fp8", "ModelOpt FP8", "AWQ", "GPTQ
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """ModelConfig of a Hugging Face model folder, or of a GGUF file; its notes are logged.
+    """ModelConfig of a model folder in Hugging Face's or Mistral's form, or of a GGUF file; its notes are logged.
 
     Raises: ModelError naming the file and the key at fault, or the architecture and those supported.
     """
@@ -179,9 +180,12 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; give a model folder with config.json and *.safetensors")
     path = folder / "config.json"
+    notes: list[str] = []
+    if is_consolidated(folder):
+        config = parse_config(read_params(folder, notes), {}, str(folder / PARAMS_FILE))
+        return replace(config, notes=(*notes, *config.notes))
     if not path.is_file():
         raise ModelError(f"{folder} has no config.json; give a model folder in Hugging Face format")
-    notes: list[str] = []
     values = _with_activation(folder, read_json_object(path, notes))
     quantisation = read_quantisation(folder, values)
     generation_path = folder / "generation_config.json"

@@ -15,6 +15,7 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.formats import LinearWeight
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.models.consolidated.params import is_consolidated
 from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.specs import MoESpec
 from tessera.engine.models.weights.build import Field, MatrixField, NormField, layer_fields, model_fields
@@ -175,6 +176,8 @@ def load_parameters(folder: Path, ops: Ops, dtype: np.dtype[Any] = float32) -> P
     """
     if is_gguf(folder):
         raise ConfigError(f"{folder} is a GGUF file; models are trained from folders with safetensors")
+    if is_consolidated(folder):
+        raise ConfigError(f"{folder} is in Mistral's own form; models are trained from folders with config.json")
     config = load_config(folder)
     check_trainable(config, str(folder))
     checkpoint = Checkpoint(folder)

@@ -14,7 +14,7 @@ import pytest
 
 from tessera.app.cli.hub import BUILTIN_MODEL, builtin_model, find_model
 from tessera.engine.contract.errors import ModelError
-from tests.support.fake_hub import COMMIT, FILES, hub_environment, running_hub
+from tests.support.fake_hub import COMMIT, FILES, MISTRALS_FORM, hub_environment, running_hub
 from tests.support.paths import ROOT
 
 WANTED = {
@@ -112,11 +112,20 @@ def test_downloads_only_what_is_served_and_runs_no_code(tmp_path: Path, find: Fi
     assert (again.returncode, again.stdout) == (0, result.stdout), again.stderr
 
 
+def test_the_weights_of_mistrals_form_are_downloaded_where_there_are_no_others(tmp_path: Path, find: Finder) -> None:
+    with running_hub() as hub:
+        result = find("tiny/own", hub.url, tmp_path)
+    assert result.returncode == 0, result.stderr
+    folder, _ = result.stdout.splitlines()
+    assert {path.name for path in Path(folder).iterdir()} == MISTRALS_FORM.keys() - {"README.md"}
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
         ("tiny/pickles", "the hub model tiny/pickles has its weights in pytorch_model.bin only, a pickle, which could"),
         ("tiny/lora", "the hub model tiny/lora is a LoRA adapter, not a model: serve tiny/llama with --lora"),
+        ("tiny/maker", "the hub model tiny/maker is in its maker's own format (params.json); get its version with"),
         ("tiny/mamba", 'the architecture "MambaForCausalLM" is not supported; supported are Arcee, '),
         ("tiny/hqq", 'quantisation by quant_method "hqq" is not supported; supported are FP8, W4A16'),
         ("tiny/gptq", "quantize_config.json: quantisation by GPTQ of 3 bits is not supported"),

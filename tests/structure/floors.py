@@ -60,7 +60,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.models.partition",),
     ("engine.models.config",),
     ("engine.models.classifier", "engine.models.layers", "engine.models.text_part"),
-    ("engine.models.gguf",),
+    ("engine.models.consolidated", "engine.models.gguf"),
     ("engine.models.quantised",),
     ("engine.models.registry", "engine.models.rope"),
     ("engine.models.specs",),

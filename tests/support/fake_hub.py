@@ -48,14 +48,30 @@ QUANTISED = {"config.json": CONFIG, "quantize_config.json": b'{"bits": 3}', "mod
 HQQ_CONFIG = json.dumps({**TINY_MODELS["llama"].config, "quantization_config": {"quant_method": "hqq"}}).encode()
 HQQ = {"config.json": HQQ_CONFIG, "model.safetensors": b"weights"}
 ADAPTER = {"adapter_config.json": b'{"base_model_name_or_path": "tiny/llama"}', "adapter_model.safetensors": b"weights"}
+SIZES = {"dim": 8, "n_layers": 1, "head_dim": 4, "hidden_dim": 8, "n_heads": 2, "n_kv_heads": 1, "vocab_size": 300}
+MISTRALS_FORM = {
+    "params.json": json.dumps({**SIZES, "norm_eps": 1e-5}).encode(),
+    "consolidated.safetensors": b"weights" * 1000,
+    "tekken.json": b"{}",
+    "SYSTEM_PROMPT.txt": b"words",
+    "README.md": b"words",
+}
+MAKERS_FORM = {"params.json": b"{}", "consolidated.00.pth": b"a pickle"}
 REFUSED = {
     "tiny/pickles": PICKLES,
     "tiny/mamba": UNSUPPORTED,
     "tiny/gptq": QUANTISED,
     "tiny/hqq": HQQ,
     "tiny/lora": ADAPTER,
+    "tiny/maker": MAKERS_FORM,
 }
-MODELS = {**REFUSED, "tiny/llama": FILES, "tiny/gguf": GGUF_FILES, "tiny/one": {"only.gguf": b"GGUF one"}}
+MODELS = {
+    **REFUSED,
+    "tiny/own": MISTRALS_FORM,
+    "tiny/llama": FILES,
+    "tiny/gguf": GGUF_FILES,
+    "tiny/one": {"only.gguf": b"GGUF one"},
+}
 
 
 class Hub(ThreadingHTTPServer):

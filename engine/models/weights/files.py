@@ -11,8 +11,8 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 OTHER_PICKLES = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 
-def why_no_weights(where: str, names: Iterable[str]) -> str:
-    """A sentence about files of which none is SINGLE_FILE or INDEX_FILE."""
+def why_no_weights(where: str, names: Iterable[str], wanted: tuple[str, str] = (SINGLE_FILE, INDEX_FILE)) -> str:
+    """A sentence about files of which none is one of those wanted."""
     present = sorted(names)
     if ADAPTER_CONFIG in present:
         return adapter_sentence(where)
@@ -24,7 +24,7 @@ def why_no_weights(where: str, names: Iterable[str]) -> str:
         )
     others = [name for name in present if name.endswith(".safetensors")]
     found = f" (there is {', '.join(others[:3])})" if others else ""
-    return f"{where} has neither {SINGLE_FILE} nor {INDEX_FILE}{found}"
+    return f"{where} has neither {wanted[0]} nor {wanted[1]}{found}"
 
 
 def adapter_sentence(where: str, base: object = None) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.models.config import ModelConfig
+from tessera.engine.models.consolidated.names import CONSOLIDATED
+from tessera.engine.models.consolidated.params import is_consolidated
 from tessera.engine.models.offload.host_layers import HostLayers
 from tessera.engine.models.partition import Rank
 from tessera.engine.models.registry import Architecture
@@ -48,7 +50,8 @@ def load_weights(
     if is_gguf(path):
         source: CheckpointSource = GGUFSource(GGUFCheckpoint(path), config, dtype, ops, progress, rank)
     else:
-        source = folder_source(path, config, dtype, ops, progress, rank)
+        named = CONSOLIDATED if is_consolidated(path) else None
+        source = folder_source(path, config, dtype, ops, progress, rank, named)
     with source:
         return replace(build_weights(source.config, source, host_layers), has_head=source.has_head)
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from tessera.engine.contract.errors import ModelError
 from tessera.engine.contract.lfs import POINTER_ERROR, is_lfs_pointer
+from tessera.engine.models.consolidated.params import CONSOLIDATED_FILE, CONSOLIDATED_INDEX, is_consolidated
 from tessera.engine.models.fields import Fields, is_integer, parse_json_object, read_json_object, shown
 from tessera.engine.models.weights.files import INDEX_FILE, SINGLE_FILE, why_no_weights
 
@@ -104,15 +105,16 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+        names = (CONSOLIDATED_FILE, CONSOLIDATED_INDEX) if is_consolidated(folder) else (SINGLE_FILE, INDEX_FILE)
+        single, index = (folder / name for name in names)
         if single.is_file():
             file = SafetensorsFile(single)
             self._files = dict.fromkeys(file.names, file)
         elif index.is_file():
             self._files = _open_shards(folder, index)
         else:
-            names = [file.name for file in folder.iterdir()]
-            raise ModelError(why_no_weights(str(folder), names))
+            present = [file.name for file in folder.iterdir()]
+            raise ModelError(why_no_weights(str(folder), present, names))
 
     @property
     def names(self) -> set[str]:
