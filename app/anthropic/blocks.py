@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -18,8 +18,11 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from tessera.app.anthropic.tools import OwnTool
 from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Label, Off, Text, TextContent, TextPart, wrong
 from tessera.app.schema.request import log_once
+
+Effort: TypeAlias = Literal["low", "medium", "high", "xhigh", "max"]
 
 
 class Block(BaseModel):
@@ -193,7 +196,46 @@ class CompactionBlock(Block):
     content: Text | None = None
 
 
-_MESSAGE_TYPES = _RESULT_TYPES | {"tool_use", "tool_result", "thinking", "redacted_thinking", "compaction"}
+class ToolDefinition(Block):
+    """A tool as it would stand in the request's `tools`."""
+
+    type: Literal["tool_definition"]
+    definition: OwnTool
+
+
+class KnownTool(Block):
+    """A tool of the request, or one that was defined in an earlier block."""
+
+    type: Literal["tool_reference"]
+    name: str = Field(max_length=MAX_NAME)
+
+
+ChangedTool = Annotated[
+    Annotated[ToolDefinition, Tag("tool_definition")]
+    | Annotated[KnownTool, Tag("tool_reference")]
+    | Annotated[OtherBlock, Tag("other")],
+    TypeOrOther({"tool_definition", "tool_reference"}),
+]
+
+
+class ToolAdditionBlock(Block):
+    """A tool that is offered in addition."""
+
+    type: Literal["tool_addition"]
+    tool: ChangedTool
+
+
+class ToolRemovalBlock(Block):
+    """A tool that is offered no more."""
+
+    type: Literal["tool_removal"]
+    tool: ChangedTool
+
+
+_MESSAGE_TYPES = _RESULT_TYPES | {
+    *("tool_use", "tool_result", "thinking", "redacted_thinking", "compaction"),
+    *("tool_addition", "tool_removal"),
+}
 
 
 ContentBlock = Annotated[
@@ -207,18 +249,35 @@ ContentBlock = Annotated[
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[RedactedThinkingBlock, Tag("redacted_thinking")]
     | Annotated[CompactionBlock, Tag("compaction")]
+    | Annotated[ToolAdditionBlock, Tag("tool_addition")]
+    | Annotated[ToolRemovalBlock, Tag("tool_removal")]
     | Annotated[OtherBlock, Tag("other")],
     TypeOrOther(_MESSAGE_TYPES),
 ]
 Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
 
 
+class MessageOutputConfig(BaseModel):
+    """What a system message changes for the turn that it stands in."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    effort: Effort | None = None
+
+
 class Message(BaseModel):
-    """`content` is a string or a list of blocks."""
+    """`content` is a string or a list of blocks; that of a system message may be left out."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     role: Literal["user", "assistant", "system"]
-    content: Annotated[Blocks, BeforeValidator(_as_blocks, json_schema_input_type=Text | Blocks)]
+    content: Annotated[
+        Blocks,
+        Field(default=None, validate_default=True),
+        BeforeValidator(_as_blocks, json_schema_input_type=Text | Blocks | None),
+    ]
+    clear_at: Literal["next_user_message", "never"] | None = Field(
+        default=None, description="next_user_message: shown only as long as no message of the user's follows."
+    )
+    output_config: MessageOutputConfig | None = None
 
 
 def unreadable(block: ContentBlock) -> str | None:

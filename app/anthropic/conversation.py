@@ -14,8 +14,13 @@ from pydantic import ConfigDict
 
 from tessera.app.anthropic.blocks import (
     ContentBlock,
+    Effort,
+    KnownTool,
     Message,
     ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolRemovalBlock,
     ToolResultBlock,
     ToolUseBlock,
     text_of_blocks,
@@ -26,7 +31,8 @@ from tessera.app.generate.served_model import ServedModel
 from tessera.app.http.body import run_in_turn
 from tessera.app.schema.chat import ChatMessage, ChatRequest, ToolCall, ToolCallFunction
 from tessera.app.schema.generation_fields import SamplingFields
-from tessera.engine.contract.errors import ContextLengthError
+from tessera.app.schema.tools import Tool
+from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError
 
 Unseal: TypeAlias = Callable[[str], str | None]
 
@@ -125,18 +131,20 @@ def _chat_of(request: MessagesPrompt, messages: Sequence[Message]) -> MessagesCh
 
 def _prompt_fields(request: MessagesPrompt, conversation: Sequence[Message]) -> dict[str, Any]:
     messages = [ChatMessage(role="system", content=request.system)] if request.system else []
-    for role, neighbours in groupby(conversation, key=lambda message: message.role):
+    for role, neighbours in groupby(_shown(conversation), key=lambda message: message.role):
         blocks = [block for message in neighbours for block in message.content]
         messages += _assistant_messages(blocks) if role == "assistant" else _other_messages(role, blocks)
+    if not messages:
+        raise InvalidRequestError("messages has nothing that the model could read.", param="messages")
     choice = request.tool_choice
     last = messages[-1]
     return {
         "model": request.model,
         "messages": messages,
-        "tools": [tool.for_chat() for tool in request.tools or ()],
+        "tools": _offered_tools(request, conversation),
         "tool_choice": choice.for_chat() if choice is not None else None,
         "parallel_tool_calls": not (choice is not None and choice.disable_parallel_tool_use),
-        "chat_template_kwargs": _template_kwargs(request) or None,
+        "chat_template_kwargs": _template_kwargs(request, _effort(request, conversation)) or None,
         "continue_final_message": last.role == "assistant" and not last.tool_calls,
     }
 
@@ -148,10 +156,47 @@ def _thinking_budget(request: MessagesPrompt) -> int | None:
     return request.thinking.budget_tokens if request.thinks else 0
 
 
-def _template_kwargs(request: MessagesPrompt) -> dict[str, Any]:
+def _shown(conversation: Sequence[Message]) -> list[Message]:
+    """Without the system messages that are cleared at a later message of the user's."""
+    newest = max((index for index, message in enumerate(conversation) if message.role == "user"), default=-1)
+    return [
+        message
+        for index, message in enumerate(conversation)
+        if message.role != "system" or message.clear_at != "next_user_message" or index > newest
+    ]
+
+
+def _offered_tools(request: MessagesPrompt, conversation: Iterable[Message]) -> list[Tool]:
+    """The request's tools with those that its messages add, and without those that they remove."""
+    known = {tool.name: tool for tool in request.tools or ()}
+    offered = dict(known)
+    for block in (block for message in conversation for block in message.content):
+        if not isinstance(block, ToolAdditionBlock | ToolRemovalBlock):
+            continue
+        name = block.tool.name if isinstance(block.tool, KnownTool) else ""
+        if isinstance(block.tool, ToolDefinition) and block.tool.definition is not None:
+            name = block.tool.definition.name
+            known[name] = block.tool.definition
+        if isinstance(block, ToolRemovalBlock):
+            offered.pop(name, None)
+        elif name in known:
+            offered[name] = known[name]
+    return [tool.for_chat() for tool in offered.values()]
+
+
+def _effort(request: MessagesPrompt, conversation: Sequence[Message]) -> Effort | None:
+    """That of the newest system message of this turn, else the request's."""
+    for message in reversed(conversation):
+        if message.output_config is not None and message.output_config.effort is not None:
+            return message.output_config.effort
+        if message.role == "user" and any(block.type != "tool_result" for block in message.content):
+            break
+    return request.output_config.effort if request.output_config is not None else None
+
+
+def _template_kwargs(request: MessagesPrompt, effort: Effort | None) -> dict[str, Any]:
     """The request's own, over those that its thinking and effort amount to."""
     kwargs: dict[str, Any] = {}
-    effort = request.output_config.effort if request.output_config is not None else None
     if effort is not None:
         kwargs["reasoning_effort"] = effort
     if request.thinks is not None:
@@ -187,5 +232,6 @@ def _other_messages(role: str, blocks: Iterable[ContentBlock]) -> Iterator[ChatM
                 content = f"Error: {content}"
             yield ChatMessage.model_construct(role="tool", content=content, tool_call_id=block.tool_use_id)
     text = text_of_blocks(blocks)
-    if text or not any(isinstance(block, ToolResultBlock) for block in blocks):
+    silent = ToolResultBlock | ToolAdditionBlock | ToolRemovalBlock
+    if text or (blocks and not any(isinstance(block, silent) for block in blocks)):
         yield ChatMessage.model_construct(role=role, content=text)

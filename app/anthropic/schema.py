@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, StrictBool, Tag
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
-from tessera.app.anthropic.blocks import ContentBlock, Message, unreadable
-from tessera.app.anthropic.client_tools import CLIENT_TOOLS, TOOLSET, ClientTool
+from tessera.app.anthropic.blocks import ContentBlock, Effort, Message, unreadable
 from tessera.app.anthropic.context import ContextManagement
 from tessera.app.anthropic.errors import NO_THREADS
+from tessera.app.anthropic.tools import AnyTool, MessageToolChoice, own_tools
 from tessera.app.schema.chat import MAX_MESSAGES
 from tessera.app.schema.examples import HELLO, WEATHER_PARAMETERS
 from tessera.app.schema.fields import (
@@ -25,13 +25,11 @@ from tessera.app.schema.fields import (
     at_most,
     integer,
     text_of,
-    wrong,
 )
 from tessera.app.schema.generation_fields import SamplingFields
-from tessera.app.schema.request import FieldValues, RequestModel, log_once
+from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.app.schema.structured_output import JsonSchema, JsonSchemaFormat
-from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, ToolName
-from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice
+from tessera.app.schema.tools import MAX_TOOLS
 from tessera.engine.contract.errors import InvalidRequestError
 
 TEXT_KEYS = {"text": "text"}
@@ -42,79 +40,6 @@ def _text_or_none(value: Any) -> str | None:
 
 
 OptionalText = Annotated[str | None, PlainValidator(_text_or_none, json_schema_input_type=TextContent | None)]
-
-
-# Tools that a service runs for the model, by the beginnings of their types: `web_search_20250305`.
-_HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
-
-
-def _own_tools(value: Any) -> Any:
-    """The client's own tools. Those that a service would run are left out, because there is none here."""
-    if type(value) is not list:
-        return value
-    own = []
-    for tool in value:
-        kind = tool.get("type") if type(tool) is dict else None
-        if type(kind) is str and kind.startswith(_HOSTED_TOOLS):
-            log_once(
-                f"tool {kind}", "tools of the type %s are not shown to the model: nothing here runs them", kind[:80]
-            )
-        else:
-            own.append(tool)
-    return own
-
-
-class MessageTool(BaseModel):
-    """A function of the client's; `input_schema` is a JSON Schema of its input."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["custom"] | None = None
-    name: ToolName
-    description: str | None = Field(default=None, max_length=MAX_TOOL_DESCRIPTION)
-    input_schema: JsonObject
-    strict: StrictBool | None = None
-
-    def for_chat(self) -> Tool:
-        """The tool as Chat Completions has it."""
-        function = {"name": self.name, "description": self.description or "", "parameters": self.input_schema}
-        strict = {"strict": self.strict} if self.strict is not None else {}
-        return Tool.model_validate({"type": "function", "function": {**function, **strict}})
-
-
-def _tool_kind(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    if type(kind) is not str or not kind.startswith(CLIENT_TOOLS) or kind.startswith(TOOLSET):
-        return "custom"
-    return "client"
-
-
-def _known(value: Any) -> Any:
-    kind = value.get("type") if type(value) is dict else None
-    if kind not in (None, "custom") and _tool_kind(value) != "client":
-        shown = kind[:40] if type(kind) is str else "unknown"
-        known = ", ".join(f"{name}*" for name in CLIENT_TOOLS)
-        raise wrong(f"has the type '{shown}', but only the client's own tools are supported: custom, {known}")
-    return value
-
-
-AnyTool = Annotated[
-    Annotated[Annotated[MessageTool, Tag("custom")] | Annotated[ClientTool, Tag("client")], Discriminator(_tool_kind)],
-    BeforeValidator(_known),
-]
-
-
-class MessageToolChoice(BaseModel):
-    """`any`: one of the tools must be used; `tool`: the one called `name`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    type: Literal["auto", "any", "tool", "none"]
-    name: ToolName | None = None
-    disable_parallel_tool_use: Off = False
-
-    def for_chat(self) -> ToolChoice:
-        if self.type == "tool":
-            return ToolChoice(mode="function", name=self.name)
-        return ToolChoice(mode="required" if self.type == "any" else self.type)
 
 
 class Thinking(BaseModel):
@@ -151,7 +76,7 @@ class OutputConfig(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     format: MessageFormat | None = None
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
 
 
 StopSequences = Annotated[
@@ -176,7 +101,7 @@ class MessagesPrompt(RequestModel):
     tools: Annotated[
         list[AnyTool] | None,
         Field(max_length=MAX_TOOLS),
-        BeforeValidator(_own_tools),
+        BeforeValidator(own_tools),
     ] = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
@@ -204,7 +129,8 @@ class MessagesPrompt(RequestModel):
             )
         has_history = any(message.role == "assistant" for message in self.messages)
         for index, message in enumerate(self.messages):
-            if not message.content and message.role != "assistant":
+            has_settings = message.role == "system" and message.output_config is not None
+            if not message.content and message.role != "assistant" and not has_settings:
                 path = f"messages[{index}].content"
                 raise InvalidRequestError(f"{path} must have at least one block.", param=path)
             for position, block in enumerate(message.content):

@@ -134,6 +134,22 @@ def test_system_messages_in_mid_conversation(settings: AppSettings) -> None:
     )
 
 
+def test_system_messages_that_are_cleared_or_set_the_effort(tmp_path: Path) -> None:
+    template = "{{ reasoning_effort }}|{% for m in messages %}{{ m.content }};{% endfor %}"
+    client = says("ok")
+    settings = settings_for(write_model_folder(tmp_path, template=template))
+    cleared = {"role": "system", "content": "soon", "clear_at": "next_user_message"}
+    effort = {"role": "system", "output_config": {"effort": "max"}}
+    ask(client, settings, [ASKED, cleared, effort], output_config={"effort": "low"})
+    assert prompt_of(client) == "max|hi;soon;"
+    ask(client, settings, [ASKED, cleared, effort, *ANSWERED[1:], ASKED], output_config={"effort": "low"})
+    assert prompt_of(client) == "low|hi;hello;hi;"
+    for message in ({"role": "system"}, {"role": "user", "output_config": {"effort": "max"}}):
+        body = {"model": "tiny", "max_tokens": 9, "messages": [ASKED, message]}
+        refused = call(client, settings, "POST", "/v1/messages", json=body)
+        assert "messages[1].content must have at least one block" in refused.json()["error"]["message"]
+
+
 def test_max_tokens_is_clamped_to_the_context(settings: AppSettings) -> None:
     client = cut_after("on and on")
     answer = ask(client, settings, [ASKED], max_tokens=32000)
