@@ -58,12 +58,14 @@ def adaptable_modules(config: ModelConfig) -> dict[str, AdaptableModule]:
     return found
 
 
-def without_outer_name(name: str, config: ModelConfig) -> str:
-    """The name of a language model's module, where adapters of a multimodal model have more before it."""
-    if config.is_text_part:
-        for outer in OUTER_NAMES:
-            if name.startswith(outer):
-                return "model." + name.removeprefix(outer)
+def without_outer_name(name: str) -> str:
+    """The name of a language model's module, where adapters of a multimodal model have more before it.
+
+    Whatever is served: GGUF files, and folders that were made of it, have the language model alone.
+    """
+    for outer in OUTER_NAMES:
+        if name.startswith(outer):
+            return "model." + name.removeprefix(outer)
     return name
 
 

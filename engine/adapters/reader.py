@@ -103,7 +103,7 @@ def _pairs(
         if match is None:
             raise ModelError(f"{file.path} has the tensor {shown(tensor)}: {_why_refused(tensor)}")
         name = match["module"].removeprefix(PREFIX)
-        module = known.get(without_outer_name(name, model))
+        module = known.get(without_outer_name(name))
         if module is None:
             accepted = ", ".join(sorted({each.rpartition(".")[2] for each in known}))
             raise ModelError(

@@ -298,6 +298,27 @@ def test_forms_of_target_modules(llama: Path, tmp_path: Path, targets: Any, fits
             read_adapter(folder, load_config(llama), max_rank=MAX_RANK)
 
 
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("base_model.model.model.layers.0.self_attn.q_proj.{}.weight", ["q_proj"]),
+        ("base_model.model.model.layers.0.self_attn.q_proj.{}.default.weight", ["self_attn.q_proj"]),
+        ("model.layers.0.self_attn.q_proj.{}.weight", "all-linear"),
+        ("base_model.model.model.language_model.layers.0.self_attn.q_proj.{}.weight", UNSLOTH),
+        ("base_model.model.language_model.model.layers.0.self_attn.q_proj.{}.weight", UNSLOTH),
+        ("base_model.model.model.text_model.layers.0.self_attn.q_proj.{}.weight", r"model\.text_model\..*q_proj"),
+    ],
+)
+def test_names_that_modules_go_by(llama: Path, tmp_path: Path, name: str, targets: Any) -> None:
+    """Those of a multimodal model as well, whose language model may be served by itself."""
+    adapter = TinyAdapter({"model.layers.0.self_attn.q_proj": (64, 64)}, 1, changes={"target_modules": targets})
+    folder = adapter.write(tmp_path)
+    tensors = {name.format(key.rpartition(".")[2]): value for key, value in adapter.tensors().items()}
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    (found,) = read_adapter(folder, load_config(llama), max_rank=MAX_RANK).modules
+    assert (found.module.layer, found.module.field, found.module.parts) == (0, "qkv", (0, 1))
+
+
 Q_A, Q_B = (f"base_model.model.model.layers.0.self_attn.q_proj.lora_{letter}.weight" for letter in "AB")
 
 
