@@ -98,9 +98,7 @@ class GenerationRequest(SamplingFields):
     always_clamps: ClassVar[bool] = False
     refused: ClassVar[FieldValues] = {
         "early_stopping": (False,),
-        "ec_transfer_params": ({},),
         "guided_whitespace_pattern": (),
-        "kv_transfer_params": ({},),
         "length_penalty": (1.0, 1),
         "logits_processors": ([],),
         "padding": (False,),
@@ -114,7 +112,9 @@ class GenerationRequest(SamplingFields):
         "watermarking": (False,),
     }
     hints: ClassVar[FieldValues] = {
+        "ec_transfer_params": ({},),
         "guided_decoding_backend": (),
+        "kv_transfer_params": ({},),
         "media_io_kwargs": ({},),
         "mm_processor_kwargs": ({},),
         "request_id": (),

@@ -27,6 +27,7 @@ SILENT_FOR = 0.1  # seconds
 @EVERYWHERE
 def test_hints_are_taken(plain: Scripted, path: str) -> None:
     hints = {"store": True, "service_tier": "flex", "safety_identifier": "x", "user": "u"}
+    hints |= {"kv_transfer_params": {"do_remote_decode": True}, "ec_transfer_params": {"x": 1}}
     chat = {"verbosity": "low", "prediction": {"type": "content", "content": "x"}}
     responses = {"text": {"verbosity": "low"}, "reasoning": {"effort": "high", "summary": "detailed"}}
     more = chat if path == "/v1/chat/completions" else responses if path == "/v1/responses" else {}
@@ -320,7 +321,6 @@ def test_the_side_from_which_a_prompt_is_cut(plain: Scripted) -> None:
         ("return_token_offsets", True),
         ("prompt_embeds", ["x"]),
         ("vllm_xargs", {"a": 1}),
-        ("kv_transfer_params", {"a": 1}),
         ("padding", True),
     ],
 )

@@ -84,7 +84,6 @@ class ResponsesRequest(SamplingFields):
 
     refused: ClassVar[FieldValues] = {
         "enable_response_messages": (False,),
-        "kv_transfer_params": ({},),
         "max_completion_tokens": (),
         "max_tokens": (),
         "messages": (),
@@ -100,6 +99,7 @@ class ResponsesRequest(SamplingFields):
         "background_options": ({"completion_window": "soonest"},),
         "context_management": ([],),
         "image": ({}, {"context_compression": "auto"}, {"context_compression": "disabled"}),
+        "kv_transfer_params": ({},),
         "mm_processor_kwargs": ({},),
         "moderation": (),
         "prompt_cache_options": (),
