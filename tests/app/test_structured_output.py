@@ -15,6 +15,7 @@ import pytest
 
 from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions.schema import CompletionRequest
+from tessera.app.openai.conversations.tools import offered_tools
 from tessera.app.openai.responses.conversation import chat_request
 from tessera.app.openai.responses.schema import ResponsesRequest
 from tessera.app.schema.request import parse_request
@@ -24,6 +25,7 @@ from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
 from tests.support.server_fixture import Server
 
+NO_TOOLS = offered_tools([])
 MESSAGES: list[Any] = [{"role": "user", "content": "My name is Anna, I am 31 and live in Bonn. Who am I?"}]
 PERSON = {
     "type": "object",
@@ -298,8 +300,8 @@ def test_responses_name_their_own_field_beside_an_older_one() -> None:
     body: dict[str, Any] = {"model": "m", "input": "Hi", "guided_regex": "a"}
     request = parse_request(ResponsesRequest, {**body, "text": {"format": {"type": "json_object"}}})
     with pytest.raises(InvalidRequestError, match=r"text\.format and guided_regex"):
-        chat_request(request, []).check()
-    grammar = chat_request(parse_request(ResponsesRequest, body), []).grammar
+        chat_request(request, NO_TOOLS, []).check()
+    grammar = chat_request(parse_request(ResponsesRequest, body), NO_TOOLS, []).grammar
     assert grammar == Grammar("regex", "a", "guided_regex")
 
 
