@@ -285,6 +285,8 @@ def test_wrong_options_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFi
         (["--data", str(data), "--output", str(data / "out")], f"cannot be made: {data} is a file"),
         (["--data", str(data), *output, "--max-length", "5000"], "beyond the model's context of 2048"),
         (["--data", str(data), *output, "--max-length", "2"], "no chat has anything to learn within 2 tokens"),
+        (["--data", str(data), *output, "--lora-rank", "8"], "train: --lora-rank goes with --lora"),
+        (["--data", str(data), *output, "--beta", "0.2"], "train: --beta goes with --method dpo"),
         (["--data", str(data), *output, "--lora", "--lora-targets", "c_attn"], "has no module c_attn for LoRA"),
     ):
         assert main(["train", *arguments]) == 2

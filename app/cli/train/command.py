@@ -51,6 +51,7 @@ def train_command(given: GivenOptions) -> int:
 
 class _Training:
     def __init__(self, given: GivenOptions) -> None:
+        self._given = given
         self._data = given.make(DataOptions)
         self._method = given.make(MethodOptions)
         self._adapter = given.make(AdapterOptions)
@@ -60,6 +61,7 @@ class _Training:
         self._device, self._reason = select_device(self._resources.device)
 
     def run(self) -> int:
+        self._refuse_idle_options()
         chats, output = self._checked_places()
         found = builtin_model() if self._data.model is None else find_model(self._data.model)
         if load_config(found.path).quantisation is not None and (not self._adapter.lora or self._adapter.merge):
@@ -74,6 +76,14 @@ class _Training:
         )
         planned = plan(self._plan(found, len(items), reader.max_length), output, items, held_out)
         return self._train(planned, found, output, items)
+
+    def _refuse_idle_options(self) -> None:
+        """Those of an adapter without --lora, with which all weights would be trained, and beta without dpo."""
+        fields = [] if self._adapter.lora else [field for field in AdapterOptions.__struct_fields__ if field != "lora"]
+        needed = dict.fromkeys(fields, "--lora") | ({} if self._method.method == "dpo" else {"beta": "--method dpo"})
+        for field, option in needed.items():
+            if self._given.source(field) == "command line":
+                raise ConfigError(f"train: --{field.replace('_', '-')} goes with {option}")
 
     def _checked_places(self) -> tuple[Path, Path]:
         """-> the data and the output folder."""
