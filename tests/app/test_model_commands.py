@@ -18,6 +18,7 @@ from tessera.app.cli.command import main
 from tests.support.fake_hub import COMMIT, hub_environment, running_hub
 from tests.support.paths import ROOT
 from tests.support.tiny_models import TINY_MODELS, build
+from tests.support.tiny_tekken import tekken_values, write_tekken
 
 PROGRAM = """
 import sys
@@ -147,6 +148,14 @@ def test_facts_of_a_model_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert facts["memory_bytes"] == facts["weight_bytes"] + 300 * per_token
     assert (facts["tokenizer"], facts["chat_template"]) == (False, False)
     shutil.rmtree(tmp_path / "tiny")
+
+
+def test_marks_in_brackets_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tekken(build(TINY_MODELS["mistral"], tmp_path / "tiny"), tekken_values())
+    assert main(["show", str(tmp_path / "tiny")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["reasoning", "[THINK]", "...", "[/THINK]"] in rows
+    assert ["tool", "calls", "mistral"] in rows
 
 
 def test_the_demonstration_model_is_shown_at_80_columns(

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tessera.app.cli.cache.cached_models import CachedModel, cache_folder, cached_models, models_named, remove_models
 from tessera.app.cli.cache.options import ListOptions, PullOptions, RmOptions, ShowOptions
@@ -167,7 +168,7 @@ def _print_rows(rows: list[tuple[str, str]]) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(name, Text(value))  # which may have brackets, as marks of reasoning do
     Console(highlight=False).print(table)
 
 
