@@ -29,9 +29,11 @@ from tessera.app.schema.structured_output import (
     GuidedChoice,
     GuidedJson,
     GuidedText,
+    OtherJson,
+    OtherText,
     ResponseFormat,
     StructuredOutputs,
-    guided_grammar,
+    other_grammar,
     response_format_grammar,
     structured_outputs_grammar,
 )
@@ -40,7 +42,17 @@ from tessera.engine.contract.sampling_params import MAX_LOGPROBS, MIN_REPETITION
 
 MAX_ALL_LOGPROBS = 2**18  # of one response
 ALL_LOGPROBS = -1
-GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+# Fields that mean the same as `structured_outputs`: the kind of each, and its name in the request.
+OTHER_STRUCTURED_OUTPUTS = {
+    "guided_json": ("json", "guided_json"),
+    "guided_regex": ("regex", "guided_regex"),
+    "guided_choice": ("choice", "guided_choice"),
+    "guided_grammar": ("grammar", "guided_grammar"),
+    "json_schema": ("json", "json_schema"),
+    "regex": ("regex", "regex"),
+    "ebnf": ("grammar", "ebnf"),
+    "gbnf": ("grammar", "grammar"),
+}
 
 
 class StreamOptions(BaseModel):
@@ -84,6 +96,12 @@ class SamplingFields(RequestModel):
     guided_regex: GuidedText = None
     guided_choice: GuidedChoice = None
     guided_grammar: GuidedText = None
+    json_schema: OtherJson = Field(default=None, description="As structured_outputs.json, by llama.cpp's name.")
+    regex: OtherText = Field(default=None, description="As structured_outputs.regex, by SGLang's name.")
+    ebnf: OtherText = Field(default=None, description="As structured_outputs.grammar, by SGLang's name.")
+    gbnf: OtherText = Field(
+        default=None, alias="grammar", description="As structured_outputs.grammar, by llama.cpp's name."
+    )
 
 
 class GenerationRequest(SamplingFields):
@@ -196,9 +214,9 @@ class GenerationRequest(SamplingFields):
             found += [grammar] if grammar is not None else []
         if self.structured_outputs is not None:
             found.append(structured_outputs_grammar(self.structured_outputs))
-        for name in GUIDED_FIELDS:
-            if (value := getattr(self, name)) is not None:
-                found.append(guided_grammar(name, value))
+        for field, (kind, name) in OTHER_STRUCTURED_OUTPUTS.items():
+            if (value := getattr(self, field)) is not None:
+                found.append(other_grammar(kind, value, name))
         return found
 
     def check(self) -> None:

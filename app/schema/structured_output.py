@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from tessera.app.schema.fields import JsonObject, wrong
 from tessera.app.schema.json_schema import enforceable_schema
@@ -77,6 +77,15 @@ GuidedText = Annotated[GrammarText | None, Field(min_length=1, description="As i
 GuidedChoice = Annotated[Choices | None, Field(description="As structured_outputs.choice.")]
 
 
+def _none_for_empty(value: Any) -> Any:
+    return None if value == "" else value
+
+
+# The names that llama.cpp's server and SGLang have for them, whose clients send empty texts for none.
+OtherJson = Annotated[JsonObject | GrammarText | None, BeforeValidator(_none_for_empty)]
+OtherText = Annotated[GrammarText | None, BeforeValidator(_none_for_empty)]
+
+
 class StructuredOutputs(BaseModel):
     """Exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`; the rest only as it is by default."""
 
@@ -137,9 +146,9 @@ def structured_outputs_grammar(spec: StructuredOutputs) -> Grammar:
     return _grammar_of(names[0], given[names[0]], param, f"{param}.{names[0]}")
 
 
-def guided_grammar(name: str, value: Any) -> Grammar:
-    """The grammar of one of the older fields `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar`."""
-    return _grammar_of(name.removeprefix("guided_"), value, name, name)
+def other_grammar(kind: str, value: Any, name: str) -> Grammar:
+    """The grammar of a field with another name than `structured_outputs`, such as `guided_json`."""
+    return _grammar_of(kind, value, name, name)
 
 
 def _grammar_of(kind: str, value: Any, param: str, path: str) -> Grammar:

@@ -262,6 +262,9 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_choice": [""]}, "guided_choice"),
     ({"guided_grammar": {}}, "guided_grammar"),
+    ({"json_schema": []}, "json_schema"),
+    ({"regex": 1}, "regex"),
+    ({"grammar": {}}, "grammar"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
 ]
 
@@ -283,6 +286,10 @@ FORMS: dict[str, Any] = {
     "guided_regex": "a",
     "guided_choice": ["a"],
     "guided_grammar": "root ::= a",
+    "json_schema": {},
+    "regex": "a",
+    "ebnf": "root ::= a",
+    "grammar": "root ::= a",
 }
 
 
@@ -303,6 +310,9 @@ def test_responses_name_their_own_field_beside_an_older_one() -> None:
         chat_request(request, NO_TOOLS, []).check()
     grammar = chat_request(parse_request(ResponsesRequest, body), NO_TOOLS, []).grammar
     assert grammar == Grammar("regex", "a", "guided_regex")
+    body = {"model": "m", "input": "Hi", "grammar": "root ::= a"}
+    grammar = chat_request(parse_request(ResponsesRequest, body), NO_TOOLS, []).grammar
+    assert grammar == Grammar("gbnf", "root ::= a", "grammar")
 
 
 @pytest.mark.parametrize(
@@ -313,9 +323,13 @@ def test_responses_name_their_own_field_beside_an_older_one() -> None:
         ({"guided_regex": "a+"}, Grammar("regex", "a+", "guided_regex")),
         ({"guided_choice": ["a", "b"]}, Grammar("choice", '["a","b"]', "guided_choice")),
         ({"guided_grammar": "root ::= a"}, Grammar("gbnf", "root ::= a", "guided_grammar")),
+        ({"json_schema": {"enum": [1]}, "grammar": ""}, Grammar("json_schema", '{"enum":[1]}', "json_schema")),
+        ({"regex": "a+", "ebnf": None}, Grammar("regex", "a+", "regex")),
+        ({"ebnf": "root ::= a"}, Grammar("gbnf", "root ::= a", "ebnf")),
+        ({"grammar": "root ::= a", "json_schema": ""}, Grammar("gbnf", "root ::= a", "grammar")),
     ],
 )
-def test_older_names_mean_the_same(fields: dict[str, Any], grammar: Grammar) -> None:
+def test_other_names_mean_the_same(fields: dict[str, Any], grammar: Grammar) -> None:
     assert grammar_of(CompletionRequest, {"model": "m", "prompt": "Hi", **fields}) == grammar
 
 
