@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import openai
+import openai.types.responses
+import pydantic
 import pytest
 
 from tessera.engine.contract.errors import QueueFullError
@@ -65,6 +67,19 @@ def test_hosted_tools_are_left_out(tool: Scripted, hosted: str, caplog: pytest.L
     error = tool.http.post("/v1/responses", json={**body, "tool_choice": {"type": hosted}}).json()["error"]
     assert error["param"] == "tool_choice"
     assert hosted in error["message"]
+
+
+def test_hosted_tools_stand_in_the_response_without_their_secrets(tool: Scripted) -> None:
+    """Clients with strict types refuse a tool that lacks what its type requires."""
+    mcp: Any = {"type": "mcp", "server_label": "x", "server_url": "http://x", "allowed_tools": None}
+    search: Any = {"type": "file_search", "vector_store_ids": ["vs_1"]}
+    secrets: Any = {"authorization": "hush", "headers": {"x": "hush"}}
+    sent = [{**mcp, **secrets}, search]
+    more: Any = {"type": "additional_tools", "role": "developer", "tools": sent}
+    answer = tool.http.post("/v1/responses", json={"input": [more, {"role": "user", "content": "hi"}], "tools": sent})
+    assert answer.json()["tools"] == [mcp, search]
+    pydantic.TypeAdapter(openai.types.responses.Response).validate_python(answer.json())
+    assert "hush" not in tool.http.get(f"/v1/responses/{answer.json()['id']}/input_items").text
 
 
 def test_tool_choice_of_no_form_is_refused_in_one_sentence(tool: Scripted) -> None:

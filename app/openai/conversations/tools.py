@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PlainValidator, Tag, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from tessera.app.schema.custom_tools import CustomTool
 from tessera.app.schema.fields import MAX_NAME, wrong
@@ -21,6 +31,7 @@ HOSTED_TOOLS = (
     *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "local_shell", "shell"),
     *("computer", "apply_patch", "tool_search", "programmatic_tool_calling"),
 )
+SECRETS = frozenset({"authorization", "headers"})  # of a hosted tool, for the servers that it would call
 
 
 class FunctionTool(ToolFunction):
@@ -49,14 +60,19 @@ class NamespaceTool(BaseModel):
 
 
 class HostedTool(BaseModel):
-    """A tool that OpenAI's servers run: taken, and not offered to the model."""
+    """A tool that OpenAI's servers run: taken, and not offered to the model. Its secrets are not kept."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
     type: Annotated[
         str,
         Field(max_length=MAX_NAME, description="Versions and dates may follow."),
         WithJsonSchema({"type": "string", "enum": list(HOSTED_TOOLS)}),
     ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_secrets(cls, value: Any) -> Any:
+        return {name: value[name] for name in value if name not in SECRETS} if type(value) is dict else value
 
 
 def _kind(tool: Any) -> str | None:
