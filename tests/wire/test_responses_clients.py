@@ -117,7 +117,11 @@ def test_items_that_the_model_cannot_use_are_left_out(tool: Scripted) -> None:
         {
             "type": "function_call_output",
             "call_id": "c2",
-            "output": [{"type": "input_image", "image_url": "http://x/"}, {"type": "input_text", "text": "seen"}],
+            "output": [
+                {"type": "input_image", "image_url": "http://x/"},
+                {"type": "encrypted_content", "encrypted_content": "x"},
+                {"type": "input_text", "text": "seen"},
+            ],
         },
         {"role": "user", "content": "so?"},
     ]
@@ -125,7 +129,8 @@ def test_items_that_the_model_cannot_use_are_left_out(tool: Scripted) -> None:
     assert tool.prompt == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<tool_call>local_shell </tool_call><|im_end|>\n"
         "<|im_start|>tool\na.txt<|im_end|>\n<|im_start|>tool\n"
-        "[A part of type input_image was left out: this model reads text only.]\nseen<|im_end|>\n"
+        "[A part of type input_image was left out: this model reads text only.]\n"
+        "[A part of type encrypted_content was left out: this model reads text only.]\nseen<|im_end|>\n"
         "<|im_start|>user\nso?<|im_end|>\n<|im_start|>assistant\n"
     )
 

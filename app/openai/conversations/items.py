@@ -35,7 +35,15 @@ TEXT_KEYS = {
     "refusal": "refusal",
 }
 # What a text model cannot read. In a conversation that goes on, to refuse it would end the session.
-LEFT_OUT_PARTS = ("input_image", "input_file", "input_audio", "computer_screenshot", "image", "file")
+LEFT_OUT_PARTS = (
+    "input_image",
+    "input_file",
+    "input_audio",
+    "computer_screenshot",
+    "image",
+    "file",
+    "encrypted_content",
+)
 LEFT_OUT = "[A part of type {kind} was left out: this model reads text only.]"
 
 
