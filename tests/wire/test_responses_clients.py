@@ -209,7 +209,8 @@ def test_references_to_items_of_stored_responses(tool: Scripted) -> None:
     tool.says(f"{THOUGHT} {CALL}")
     output = tool.http.post("/v1/responses", json={**ASK, "tools": [WEATHER]}).json()["output"]
     assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
-    references = [{"type": "item_reference", "id": item["id"]} for item in output]
+    kinds: list[Any] = [{"type": "item_reference"}, {}, {"type": None}]
+    references = [{**kind, "id": item["id"]} for kind, item in zip(kinds, output, strict=True)]
     result = {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "rain"}
     items = [{"role": "user", "content": "hi"}, *references, result]
     tool.http.post("/v1/responses", json={"model": "tiny", "input": items})

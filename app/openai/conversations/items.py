@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -184,9 +185,11 @@ class ReasoningItem(Item):
 
 
 class ItemReference(Item):
-    """An output item of a stored response."""
+    """An output item of a stored response; `type` may be omitted."""
 
-    type: Literal["item_reference"]
+    type: Annotated[Literal["item_reference"], BeforeValidator(lambda kind: kind or "item_reference")] = (
+        "item_reference"
+    )
     id: str = Field(max_length=MAX_NAME)
 
 
