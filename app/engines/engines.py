@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import msgspec
 from tessera.app.engines.messages import (
     Done,
     FromPool,
+    GoOn,
     Granted,
     Hold,
     KeepAlive,
+    MakeWay,
     ModelStatus,
     Refused,
     Release,
@@ -25,6 +28,7 @@ from tessera.app.engines.messages import (
     State,
     Statuses,
     ToPool,
+    Used,
     Wake,
     Yield,
     Yielded,
@@ -42,6 +46,7 @@ LINGER = 1.0  # seconds for which a model is held after its last request, so tha
 CONNECT_POLL, READY_POLL = 0.05, 0.01  # seconds
 READY_PATIENCE = 5.0  # seconds; beyond it the engine itself refuses requests, with its reason
 MAX_WAITING = 1024  # requests of one app process that wait for one model
+MAX_ACCOUNTS = 1024  # of which the pool is told while a model is held or asked for
 UNUSED: tuple[State, ...] = ("unloaded", "unloading", "asleep")
 
 
@@ -61,8 +66,10 @@ class Engine:
         self.on_demand = on_demand
         self.status = ModelStatus("loaded")
         self._num_uses = 0
-        self._num_waiting = 0
+        self._waiting: Counter[int] = Counter()  # of these, by account, for the pool's answer
         self._is_held = False
+        self._makes_way = False  # it is held until what runs has ended, and asked for again then
+        self._accounts: set[int] = set()  # that the pool knows of
         self._used_at = 0.0
         self._answer: asyncio.Future[None] | None = None
 
@@ -75,6 +82,11 @@ class Engine:
     def is_resident(self) -> bool:
         """It should be up: one that is loaded on demand, or sleeps, need not be."""
         return self.status.state not in UNUSED and not (self.on_demand and self.status.state == "loading")
+
+    @property
+    def _is_used(self) -> bool:
+        """By requests that do not just wait for it."""
+        return self._num_uses > self._waiting.total()
 
     def health(self) -> tuple[bool, str]:
         """As the client's; an engine that need not be up is well."""
@@ -176,10 +188,13 @@ class Engines:
             raise EngineUnavailableError(
                 f"The model {engine.name!r} is asleep until POST /wake_up.", code="model_asleep", param="model"
             )
-        return not self.is_static and not engine._is_held
+        return not self.is_static and not (engine._is_held and not engine._makes_way)
 
-    async def hold(self, index: int, timeout: float) -> None:
+    async def hold(self, index: int, timeout: float, account: int = 0) -> None:
         """Keep the model loaded until `release`, as often as it is called.
+
+        Args:
+            account: whose request it is; models that have no room together are loaded in turn by account.
 
         Raises:
             EngineUnavailableError: it is asleep, there is no room for it, it cannot be loaded, or not in time.
@@ -187,17 +202,15 @@ class Engines:
         """
         engine = self._engines[index]
         needs_wait = self.needs_wait(index)
-        engine._num_uses += 1
         if not needs_wait:
+            if not self.is_static:
+                self._tell_of(engine, account)
+            engine._num_uses += 1
             return
+        engine._num_uses += 1
         try:
-            if engine._num_waiting >= MAX_WAITING:
-                raise QueueFullError(f"Too many requests wait for the model {engine.name!r}; please try again later.")
-            engine._num_waiting += 1
-            try:
-                await self._ask(engine, timeout)
-            finally:
-                engine._num_waiting -= 1
+            _check_queue(engine, account)
+            await self._ask(engine, timeout, account)
         except BaseException:
             self.release(index)
             raise
@@ -206,8 +219,12 @@ class Engines:
         """One use of the model ends."""
         engine = self._engines[index]
         engine._num_uses -= 1
-        if engine._num_uses == 0 and not self.is_static:
-            engine._used_at = time.monotonic()
+        if engine._is_used or self.is_static:
+            return
+        engine._used_at = time.monotonic()
+        if engine._makes_way:
+            self._release_unused(engine)
+        else:
             asyncio.get_running_loop().call_later(LINGER, self._release_lingering, engine)
 
     def keep(self, index: int, seconds: float) -> None:
@@ -233,13 +250,20 @@ class Engines:
         await self._order(Wake(token, index), token)
         await self._wait_ready(self._engines[index])
 
-    async def _ask(self, engine: Engine, timeout: float) -> None:
+    async def _ask(self, engine: Engine, timeout: float, account: int) -> None:
         if engine._answer is None:
+            if not engine._is_held:
+                self._send(Hold(engine.index))
             engine._answer = asyncio.get_running_loop().create_future()
             engine._answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
-            self._send(Hold(engine.index))
+        self._tell_of(engine, account)
         answer = engine._answer
-        await asyncio.wait({answer}, timeout=timeout)
+        engine._waiting[account] += 1
+        try:
+            await asyncio.wait({answer}, timeout=timeout)
+        finally:
+            if not answer.done():
+                engine._waiting -= Counter((account,))
         if not answer.done():
             raise EngineUnavailableError(
                 f"The model {engine.name!r} was not loaded within {timeout:g} seconds; please try again later.",
@@ -248,6 +272,11 @@ class Engines:
             )
         answer.result()
         await self._wait_ready(engine)
+
+    def _tell_of(self, engine: Engine, account: int) -> None:
+        if account not in engine._accounts and len(engine._accounts) < MAX_ACCOUNTS:
+            self._send(Used(engine.index, account))
+            engine._accounts.add(account)
 
     async def _wait_ready(self, engine: Engine) -> None:
         """The pool may hear of an engine's readiness sooner than this process."""
@@ -268,16 +297,24 @@ class Engines:
             self._release_unused(engine)
 
     def _release_unused(self, engine: Engine) -> None:
-        if engine._num_uses == 0 and engine._is_held:
-            engine._is_held = False
-            self._send(Release(engine.index, engine._used_at))
+        if engine._is_used or not engine._is_held:
+            return
+        engine._is_held = engine._makes_way = False
+        engine._accounts.clear()
+        messages: list[ToPool] = [Release(engine.index, engine._used_at)]
+        if engine._waiting:  # they have waited for this
+            messages.append(Hold(engine.index))
+        else:
+            engine._answer = None
+        self._send(*messages)
 
     # -- link -----------------------------------------------------------------------------------
 
-    def _send(self, message: ToPool) -> None:
+    def _send(self, *messages: ToPool) -> None:
+        """Together, so that the pool sees no state in between."""
         if self._writer is None or self._writer.is_closing():
             raise EngineUnavailableError("The server is starting or stopping; please try again later.")
-        self._writer.write(msgspec.json.encode(message) + b"\n")
+        self._writer.write(b"".join(msgspec.json.encode(message) + b"\n" for message in messages))
 
     async def _read(self) -> None:
         decoder: msgspec.json.Decoder[FromPool] = msgspec.json.Decoder(FromPool)
@@ -306,6 +343,13 @@ class Engines:
                 for engine in self._engines:
                     self._release_unused(engine)
                 self._send(Yielded())
+            case MakeWay(model):
+                engine = self._engines[model]
+                engine._makes_way = engine._is_held
+                self._release_unused(engine)
+            case GoOn(model):
+                if self._engines[model]._is_held:
+                    self._settle(self._engines[model], None)
             case Done(token, reason):
                 done = self._orders.get(token)
                 if done is not None and not done.done():
@@ -316,14 +360,24 @@ class Engines:
 
     def _settle(self, engine: Engine, error: EngineUnavailableError | None) -> None:
         answer, engine._answer = engine._answer, None
-        engine._is_held = error is None
+        engine._is_held, engine._makes_way = error is None, False
+        engine._waiting.clear()
         if answer is not None and not answer.done():
             if error is None:
                 answer.set_result(None)
             else:
                 answer.set_exception(error)
-        if error is None and engine._num_uses == 0:  # those that asked have left
+        if error is not None:
+            engine._accounts.clear()
+        elif engine._num_uses == 0:  # those that asked have left
             self._release_unused(engine)
+
+
+def _check_queue(engine: Engine, account: int) -> None:
+    """Raise QueueFullError where too many wait; a queue full of others takes an account's up to its fair share."""
+    num_waiting, share = engine._waiting.total(), MAX_WAITING // (len(engine._waiting) + 1)
+    if num_waiting >= MAX_WAITING and (engine._waiting[account] >= share or num_waiting >= 2 * MAX_WAITING):
+        raise QueueFullError(f"Too many requests wait for the model {engine.name!r}; please try again later.")
 
 
 def _client_of(run_dir: str | Path, index: int, num_engines: int) -> ModelClient:

@@ -63,6 +63,13 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
     model: int
 
 
+class Used(msgspec.Struct, frozen=True, tag=True):
+    """Requests of this account use the model, or wait for it; said once while this app process holds or asks for it."""
+
+    model: int
+    account: int
+
+
 class Release(msgspec.Struct, frozen=True, tag=True):
     """No request of this app process has used the model since `time.monotonic()` was `used_at`."""
 
@@ -124,6 +131,18 @@ class Yield(msgspec.Struct, frozen=True, tag=True):
     """Room is needed: release what no request uses, then answer `Yielded`."""
 
 
+class MakeWay(msgspec.Struct, frozen=True, tag=True):
+    """The model's turn is over: finish the requests that use it and release it; those that come now need `Hold`."""
+
+    model: int
+
+
+class GoOn(msgspec.Struct, frozen=True, tag=True):
+    """`MakeWay` is off, for a model that is still held."""
+
+    model: int
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """`Sleep` or `Wake` has been carried out, or has failed for a reason."""
 
@@ -131,5 +150,5 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     reason: str | None = None
 
 
-ToPool: TypeAlias = Hold | Release | Yielded | KeepAlive | Sleep | Wake
-FromPool: TypeAlias = Statuses | Granted | Refused | Yield | Done
+ToPool: TypeAlias = Hold | Used | Release | Yielded | KeepAlive | Sleep | Wake
+FromPool: TypeAlias = Statuses | Granted | Refused | Yield | MakeWay | GoOn | Done

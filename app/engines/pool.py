@@ -18,9 +18,11 @@ from tessera.app.engines.engine_group import EngineGroup
 from tessera.app.engines.messages import (
     Done,
     EngineLaunch,
+    GoOn,
     Granted,
     Hold,
     KeepAlive,
+    MakeWay,
     ModelStatus,
     Refused,
     Release,
@@ -28,12 +30,14 @@ from tessera.app.engines.messages import (
     State,
     Statuses,
     ToPool,
+    Used,
     Wake,
     Yield,
     Yielded,
     pool_address,
 )
 from tessera.app.engines.pooled_model import Link, PooledModel
+from tessera.app.engines.turns import Turns, Waiting, is_turn_over, making_way
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, TesseraError
 from tessera.engine.contract.messages import EngineInfo, LoadProgress
@@ -49,7 +53,6 @@ YIELD_TIMEOUT = 1.0  # seconds for the app processes to release what they do not
 MAX_LINE = 2**16
 SHARE_MARGIN = 1e-6  # sums of shares are sums of floats
 AWAY: tuple[State, ...] = ("unloaded", "asleep")
-LOADED: tuple[State, ...] = ("loading", "loaded", "unloading")  # states that take room on the device
 
 
 class LoadError(TesseraError):
@@ -89,7 +92,7 @@ class EnginePool:
             PooledModel(index, launch, math.inf if launch.keep_alive is None else launch.keep_alive)
             for index, launch in enumerate(launches)
         ]
-        self._budget = budget
+        self._budget = budget + SHARE_MARGIN
         self._patience = patience
         self._host_bytes = host_bytes
         self._module = module
@@ -98,6 +101,7 @@ class EnginePool:
         self._links: set[Link] = set()
         self._changed = asyncio.Event()
         self._one_load = asyncio.Lock()
+        self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.AbstractServer | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -175,6 +179,8 @@ class EnginePool:
             case Hold():
                 model.num_asking += 1
                 self._spawn(self._grant(link, model))
+            case Used():
+                model.accounts.add(message.account)
             case Release():
                 self._release(link, model, message.used_at)
             case KeepAlive():
@@ -193,6 +199,9 @@ class EnginePool:
     async def _grant(self, link: Link, model: PooledModel) -> None:
         try:
             await self._ensure_loaded(model)
+            while model.makes_way:
+                await self._changed.wait()
+                await self._ensure_loaded(model)
         except LoadError as error:
             link.send(Refused(model.index, str(error), error.code))
             return
@@ -252,6 +261,7 @@ class EnginePool:
 
     def _set_state(self, model: PooledModel, state: State) -> None:
         model.state = state
+        model.makes_way = model.makes_way and state == "loaded"
         self._tell()
         self._notify()
 
@@ -320,7 +330,7 @@ class EnginePool:
             return None
         model.is_kept = False
         model.num_wakes += 1
-        model.used_at = model.idle_since = time.monotonic()
+        model.used_at = model.idle_since = model.turn_began = time.monotonic()
         logger.info("the model %s is awake, in %.2f s", model.name, time.monotonic() - began)
         self._set_state(model, "loaded")
         return info
@@ -341,7 +351,7 @@ class EnginePool:
             raise
         model.num_loads += 1
         model.sleep_bytes = None if info.sleep_bytes is None else info.sleep_bytes * model.launch.num_engines
-        model.used_at = model.idle_since = time.monotonic()
+        model.used_at = model.idle_since = model.turn_began = time.monotonic()
         if len(self._models) > 1:
             logger.info("the model %s is loaded, in %.1f s", model.name, time.monotonic() - began)
         self._set_state(model, "loaded")
@@ -361,12 +371,22 @@ class EnginePool:
         )
 
     async def _make_room(self, model: PooledModel) -> None:
-        """Reserve the model's share, for which the longest unused idle models are unloaded.
+        """Reserve the model's share, for which the longest unused idle models are unloaded, and others in turn.
 
         Raises:
-            LoadError: the others have been in use all the time.
+            LoadError: the others have been in use all the time, and their turns do not end for this one's account.
         """
-        deadline = time.monotonic() + self._patience
+        waiting = self._turns.join(model, time.monotonic())
+        try:
+            await self._wait_for_room(waiting)
+            self._turns.take(waiting)
+            self._set_state(model, "loading")
+        finally:
+            self._turns.leave(waiting)
+            self._let_go_on()
+
+    async def _wait_for_room(self, waiting: Waiting) -> None:
+        model = waiting.model
         while not self._fits(model):
             await self._release_all_unused()
             idle = [other for other in self._models if other.is_idle]
@@ -375,8 +395,9 @@ class EnginePool:
                 self._begin_unload(unused, f"makes room for {model.name}")
                 await self._put_away(unused, SLEEP_TIMEOUT, "unloaded")
                 continue
-            if time.monotonic() >= deadline:
-                used = ", ".join(other.name for other in self._models if other.state in LOADED)
+            has_turn = self._have_others_make_way(waiting)
+            if not has_turn and time.monotonic() >= waiting.since + self._patience:
+                used = ", ".join(other.name for other in self._models if other.takes_room)
                 raise LoadError(
                     f"There is no room for the model {model.name!r}: {used} are in use; please try again later.",
                     "no_room_for_model",
@@ -384,7 +405,36 @@ class EnginePool:
             changed = self._changed
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), LOOK_INTERVAL)  # an engine's work ends without a word
-        self._set_state(model, "loading")
+
+    def _have_others_make_way(self, waiting: Waiting) -> bool:
+        """Whether the model comes to a turn; if it is the next, and the others' are over, they make way from now on."""
+        leaving = making_way(waiting.model, self._models, self._budget)
+        if leaving and self._turns.first(self._models, self._budget) is waiting:
+            now = time.monotonic()
+            staying = [other for other in leaving if not other.is_leaving]
+            if all(is_turn_over(other, now) for other in staying):
+                waiting.is_next = True
+                for other in staying:
+                    self._begin_making_way(other, waiting.model)
+        return leaving is not None
+
+    def _begin_making_way(self, model: PooledModel, other: PooledModel) -> None:
+        if not model.makes_way:
+            logger.info("the turn of the model %s is over: it makes way for %s", model.name, other.name)
+            model.makes_way = True
+            for link in model.holds:
+                link.send(MakeWay(model.index))
+
+    def _let_go_on(self) -> None:
+        """Models that make way, and need not any more."""
+        first = self._turns.first(self._models, self._budget)
+        leaving = making_way(first.model, self._models, self._budget) if first is not None else None
+        for model in self._models:
+            if model.makes_way and model not in (leaving or ()):
+                model.makes_way = False
+                for link in model.holds:
+                    link.send(GoOn(model.index))
+        self._notify()
 
     async def _release_all_unused(self) -> None:
         """Have the app processes release what they hold for the requests that may follow."""
@@ -396,11 +446,10 @@ class EnginePool:
             await asyncio.wait_for(asyncio.gather(*(link.yielded.wait() for link in links)), YIELD_TIMEOUT)
 
     def _fits(self, model: PooledModel) -> bool:
-        taken = sum(other.share for other in self._models if other is not model and other.state in LOADED)
-        # What sleeps has given its room up, but its engine may still be ending.
-        ending = (other for other in self._models if other.state == "asleep" and other.group is not None)
-        taken += sum(other.share for other in ending if not other.is_kept)
-        return taken + model.share <= self._budget + SHARE_MARGIN
+        taken = sum(other.share for other in self._models if other is not model and other.takes_room)
+        if taken + model.share > self._budget:
+            return False
+        return not self._turns.is_before(model, self._models, self._budget, time.monotonic())
 
     def _begin_unload(self, model: PooledModel, why: str) -> None:
         """At once, so that no request takes the model meanwhile."""
@@ -458,9 +507,13 @@ class EnginePool:
             await asyncio.sleep(LOOK_INTERVAL)
             now = time.monotonic()
             for model in self._models:
+                if model.is_unused:
+                    model.accounts.clear()
                 if not model.is_idle:
                     model.idle_since = None
-                elif model.idle_since is None:
+                    continue
+                model.turn_began = now
+                if model.idle_since is None:
                     model.idle_since = now
                     self._tell()
                 elif now - model.idle_since >= model.keep_alive:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tessera.app.engines.engines import Engines
 from tessera.app.generate.served_model import ServedModel
+from tessera.app.http.limits import account_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.config import PRIVATE_PREFIX
@@ -89,11 +90,12 @@ class ServedModels:
         index = model.engine.index
         if index in held:
             return
+        account = account_of(http_request.scope).id
         if self.engines.needs_wait(index):
-            work = self.engines.hold(index, self._timeout)
+            work = self.engines.hold(index, self._timeout, account)
             await run_while_connected(http_request.receive, work, self._timeout + GRACE)
         else:
-            await self.engines.hold(index, self._timeout)
+            await self.engines.hold(index, self._timeout, account)
         held.append(index)
 
     def release(self, scope: MutableMapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.app.engines.engines import Engines
 from tessera.app.engines.keep_alive import seconds_of
-from tessera.app.engines.messages import Granted, Hold, ModelStatus, Release, Statuses, ToPool, pool_address
+from tessera.app.engines.messages import Granted, Hold, ModelStatus, Release, Statuses, ToPool, Used, pool_address
 from tessera.app.ops.metrics_text import merged
 
 
@@ -67,7 +67,7 @@ def test_a_request_that_gives_up_waiting_leaves_no_hold(tmp_path: Path) -> None:
         while not writers:
             await asyncio.sleep(0)
         waiting = asyncio.create_task(engines.hold(0, 60))
-        assert await seen.get() == Hold(0)
+        assert [await seen.get(), await seen.get()] == [Hold(0), Used(0, 0)]
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         writers[0].write(msgspec.json.encode(Granted(0)) + b"\n")
