@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import threading
@@ -15,8 +16,11 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from fastapi import Request
 from openai.types import Batch
 
+from tessera.app.generate.served_model import ServedModel
+from tessera.app.generate.served_models import ServedModels
 from tessera.app.openai.batches import input_file, output_files, run, runner
 from tessera.app.openai.batches.tables import (
     BATCHES_SCHEMA,
@@ -536,6 +540,26 @@ def test_fault_fairness_lines_that_wait_for_an_engine_leave_their_slots_to_other
             threading.Event().wait(0.05)
         until(api, start(api, [line("b")]), "completed")
         assert api.batches.retrieve(waiting.id).status == "in_progress"
+
+
+def test_fault_fairness_lines_whose_model_has_no_room_leave_their_slots_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, waiting = ServedModels.hold, list[str]()
+
+    async def hold_late(models: ServedModels, request: Request, model: ServedModel) -> None:
+        tenant = request.scope["state"]["tenant"]
+        if not waiting or tenant in waiting:
+            waiting.append(tenant)
+            await asyncio.get_running_loop().create_future()
+        await hold(models, request, model)
+
+    monkeypatch.setattr(ServedModels, "hold", hold_late)
+    with batch_server(tmp_path, Engine(), batch_concurrency=1) as url, sdk(url) as api, sdk(url, KEYS[1]) as other:
+        late = start(api, [line("a")])
+        waited(lambda: bool(waiting))
+        until(other, start(other, [line("b")]), "completed")
+        assert api.batches.retrieve(late.id).status == "in_progress"
 
 
 def test_the_input_goes_with_the_end_of_the_batch_or_the_batch_fails_without_it(tmp_path: Path) -> None:

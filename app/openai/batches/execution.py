@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from tessera.app.generate.generation import Generation
-from tessera.app.generate.served_models import ServedModels
+from tessera.app.generate.served_models import ServedModels, model_for
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import keep_for_reading
 from tessera.app.http.dialect import error_object
@@ -61,10 +61,11 @@ class LineExecutor:
     async def run(
         self, line: InputLine, endpoint: str, tenant: str, slots: asyncio.Semaphore, *, is_alone: bool = False
     ) -> LineResult:
-        """The line's result. It is tried again while there is no engine to run it, and leaves its slot to others then.
+        """The line's result. It is tried again while there is no engine to run it.
 
         Args:
-            slots: of all lines that run at a time, whichever model they are for.
+            slots: of all lines that run at a time, whichever model they are for; the line has none while it waits for
+                its model, or for an engine.
             is_alone: no other line runs, so the one that engines die of is this one: it fails.
 
         Raises:
@@ -79,6 +80,7 @@ class LineExecutor:
             keep_for_reading(http_request, body)
             try:
                 _check_body(body)
+                await model_for(http_request, body.get("model"))  # it may have to wait for room
                 async with slots:
                     response = await ROUTES[endpoint](http_request)
                 return _result(line.number, request["custom_id"], response.status_code, response.body, _usage(scope))
