@@ -324,6 +324,7 @@ def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.Monk
         answers.put(free)
         assert asked.acquire(timeout=30)
 
+    before = set(threading.enumerate())
     watermark = MemoryWatermark(10, available)
     answers.put(9)
     watermark.start()
@@ -340,7 +341,7 @@ def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.Monk
     watermark.check()
     answers.put(None)
     watermark.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "memory watermark"]
+    assert not [each for each in threading.enumerate() if each.name == "memory watermark" and each not in before]
 
 
 def test_without_a_bound_memory_is_not_watched() -> None:

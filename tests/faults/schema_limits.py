@@ -83,7 +83,7 @@ class SchemaLimits:
             case "array":
                 return [self.sample(schema["items"])] * schema.get("minItems", 0)
             case "object":
-                return {name: self.sample(schema["properties"][name]) for name in schema.get("required", ())}
+                return {name: self.sample(schema["properties"][name]) for name in _required(schema)}
             case "boolean":
                 return False
             case "null":
@@ -140,7 +140,13 @@ class SchemaLimits:
 
 def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:
     forms: list[dict[str, Any]] = schema.get("anyOf") or schema.get("oneOf") or []
-    return forms
+    return [form for form in forms if form.keys() != {"required"}]
+
+
+def _required(schema: dict[str, Any]) -> list[str]:
+    """Of an object, with the first of what it may have in each other's place."""
+    either = [form["required"] for form in schema.get("anyOf", ()) if form.keys() == {"required"}]
+    return [*schema.get("required", ()), *(either[0] if either else ())]
 
 
 def _is_bounded(schema: dict[str, Any]) -> bool:

@@ -127,6 +127,8 @@ class FunctionCallItem(Item):
 class FunctionCallOutputItem(Item):
     """The result of the call `call_id`, or what the tool `name` has to say without one."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["call_id"]}, {"required": ["name"]}]})
+
     type: Literal["function_call_output"]
     name: str | None = Field(default=None, max_length=MAX_NAME)
     namespace: str | None = Field(default=None, max_length=MAX_NAME)
