@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -51,14 +52,18 @@ class JobChild:
         self._process.stdin.write(msgspec.json.encode(self._launch) + b"\n")
 
     async def messages(self) -> AsyncIterator[FromJob]:
-        """Until the process ends, or writes a line that is too long or no message."""
+        """Until the process ends; one that writes a line that is too long or no message is killed."""
         assert self._process is not None
-        assert self._process.stdout is not None
+        stdout = self._process.stdout
+        assert stdout is not None
         try:
-            while line := await self._process.stdout.readline():
+            while line := await stdout.readline():
                 yield msgspec.json.decode(line, type=FromJob)
         except (ValueError, msgspec.DecodeError) as error:
             logger.warning("the process of a fine-tuning job wrote what is no message: %s", error)
+            await self.kill()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(stdout.read(), STOP_TIMEOUT)  # a pipe is closed once all of it is read
 
     def stop(self) -> None:
         """Let it save a checkpoint after the current step, and end."""
