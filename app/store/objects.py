@@ -117,7 +117,7 @@ class ObjectTable:
         self.kind = kind
         self._limits = limits
         self._max_count = max_count
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._evicts = evicts
 
     def insert(
@@ -239,12 +239,12 @@ class ObjectTable:
         delete_expired(database)
         count, num_bytes = self.usage(database, tenant)
         num_excess = count + 1 - self._max_count
-        excess = max(num_bytes + size - self._max_bytes, _total(database) + size - self._limits.max_bytes)
+        excess = max(num_bytes + size - self.max_bytes, _total(database) + size - self._limits.max_bytes)
         if num_excess <= 0 and excess <= 0:
             return
         if not self._evicts:
-            bound = f"{self._max_count} {self.kind}s" if num_excess > 0 else f"{self._max_bytes} bytes of {self.kind}s"
-            if num_excess <= 0 and num_bytes + size <= self._max_bytes:
+            bound = f"{self._max_count} {self.kind}s" if num_excess > 0 else f"{self.max_bytes} bytes of {self.kind}s"
+            if num_excess <= 0 and num_bytes + size <= self.max_bytes:
                 raise StoreFullError()
             raise StoreQuotaError(f"At most {bound} are stored for each API key; delete some first.")
         if excess > num_bytes or self._max_count < 1:

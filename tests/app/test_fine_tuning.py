@@ -60,9 +60,16 @@ METHOD: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epoch
 
 
 @contextmanager
-def tuning_server(model: Path, data: Path, engine: FakeClient | None = None, *, share: float = 1.0) -> Iterator[str]:
+def tuning_server(
+    model: Path, data: Path, engine: FakeClient | None = None, *, share: float = 1.0, **changes: Any
+) -> Iterator[str]:
     """On one CPU, whatever the machine has."""
-    settings = {"api_keys": KEYS, "data_dir": str(data), "enable_fine_tuning": True, "fine_tuning_share": share}
+    settings = {
+        "api_keys": KEYS,
+        "data_dir": str(data),
+        "enable_fine_tuning": True,
+        "fine_tuning_share": share,
+    } | changes
     with (
         patch("tessera.app.openai.fine_tuning.job_run.num_cpus", lambda: 1),
         serve(engine or FakeClient(always(HELLO)), settings_for(model, **settings)) as url,
@@ -314,6 +321,27 @@ def test_fault_fairness_a_key_has_so_many_results(
     with pytest.raises(openai.BadRequestError, match="At most 1 fine-tuned models are kept") as refused:
         start(api)
     assert refused.value.code == "storage_limit_reached"
+
+
+def test_fault_full_disk_the_folders_of_jobs_count_towards_the_limit_of_their_key(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the tokens, checkpoints and states of jobs that are paused would be beyond otherwise, sixteen times."""
+    monkeypatch.setattr(job_run, "MEASURE_INTERVAL", 0.0)
+    limit = 100_000
+    with tuning_server(model, tmp_path, key_data_limit=limit / 2**30) as url, sdk(url) as api:
+        method: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 50, "batch_size": 1}}}
+        first, second = start(api, *LINES, method=method), start(api)
+        waited(lambda: step_of(api, first) >= 3)
+        api.fine_tuning.jobs.pause(first.id)
+        failed = until(api, second)
+        assert failed.error is not None
+        assert (failed.status, failed.error.code) == ("failed", "storage_limit_reached")
+        assert f"have more than {limit} bytes" in failed.error.message
+        with pytest.raises(openai.BadRequestError, match="bytes of fine_tuning_jobs are stored for each API key"):
+            start(api)
+        api.fine_tuning.jobs.cancel(first.id)
+        assert until(api, start(api)).status == "succeeded"
 
 
 def test_a_result_is_served_to_its_key_alone_until_it_is_deleted(

@@ -1,10 +1,12 @@
-"""The folder of a job that has succeeded: its metrics as a CSV file, and what stays of it."""
+"""The folder of a job: its size, and once it has succeeded its metrics as a CSV file, and what stays of it."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -32,6 +34,16 @@ def metrics_csv(folder: Path) -> bytes:
             record = json.loads(line)
             writer.writerow(["" if record[name] is None else record[name] for name in COLUMNS.values()])
     return text.getvalue().encode()
+
+
+def size_of_folder(folder: Path) -> int:
+    """Bytes of all its files, those left out that go meanwhile."""
+    num_bytes = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                num_bytes += os.stat(os.path.join(path, name)).st_size
+    return num_bytes
 
 
 def size_of_adapters(folder: Path) -> int:

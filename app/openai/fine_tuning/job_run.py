@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sqlite3
 import time
 from functools import partial
@@ -14,7 +15,12 @@ from typing import Any
 from tessera.app.model_settings import ModelSettings
 from tessera.app.openai.files.files import new_file_id
 from tessera.app.openai.fine_tuning.job_child import STOP_TIMEOUT, JobChild, num_cpus
-from tessera.app.openai.fine_tuning.job_files import metrics_csv, remove_all_but_adapters, size_of_adapters
+from tessera.app.openai.fine_tuning.job_files import (
+    metrics_csv,
+    remove_all_but_adapters,
+    size_of_adapters,
+    size_of_folder,
+)
 from tessera.app.openai.fine_tuning.job_objects import result_names
 from tessera.app.openai.fine_tuning.jobs import FOLDER, FineTuningJobs
 from tessera.app.openai.fine_tuning.objects import JobStatus
@@ -24,6 +30,7 @@ from tessera.app.openai.fine_tuning.tables import (
     OwnerLostError,
     StepLoss,
     begin_steps,
+    bytes_of_others,
     change_job,
     claim,
     end_job,
@@ -33,6 +40,7 @@ from tessera.app.openai.fine_tuning.tables import (
     others_wait,
     read_owned,
     save_checkpoint,
+    save_size,
     save_steps,
 )
 from tessera.app.store.contents import Contents
@@ -48,6 +56,7 @@ RETRY_DELAY = 1.0  # seconds
 TURN = 600.0  # seconds, and at least a step, after which a job lets those of other keys have their turn
 MAX_READING = 7200.0  # seconds that files are read for where jobs of other keys wait: it cannot be interrupted
 READS_TOO_LONG = "The files were still being read after two hours, and jobs of other keys wait: use smaller files."
+MEASURE_INTERVAL = 10.0  # seconds between two looks how large the job's folder is
 MAX_METRICS_EVENTS = 500  # of one job, evenly over its steps
 RUNNING: tuple[JobStatus, ...] = ("validating_files", "running")
 
@@ -71,6 +80,7 @@ class JobRun:
         self._num_steps = 0
         self._began = time.monotonic()
         self._has_stepped = False
+        self._measured_at = -math.inf
         self._look = asyncio.Event()
 
     def look_now(self) -> None:
@@ -85,8 +95,12 @@ class JobRun:
         row = claimed
         folder = await self._store.with_folder(FOLDER, lambda folder: folder / claimed.id)
         num_deaths, step = 0, row.step
+        if step == 0 and not await self._has_room(row):
+            await self._fail(row, Failed("storage_limit_reached", self._no_room, None))
+            return
         while True:
             exit_code = await self._run_child(row, folder)
+            await self._measure(folder)
             row = await self._store.query(partial(read_owned, seq=self._seq, owner=self._owner))
             if row.status == "cancelled":  # the process may have written since
                 await self._jobs.remove_folder(row.id)
@@ -121,6 +135,8 @@ class JobRun:
                 look.cancel()
                 self._look.clear()
                 status = await self._save_steps()
+                if time.monotonic() - self._measured_at > MEASURE_INTERVAL:
+                    await self._measure(folder)
                 is_over = await self._is_turn_over(status)
                 if is_over and not self._has_stepped:
                     self._outcome = Failed("invalid_training_file", READS_TOO_LONG, "training_file")
@@ -142,6 +158,21 @@ class JobRun:
                 await asyncio.gather(following, return_exceptions=True)
             await asyncio.shield(child.kill())
             self.child = None
+
+    async def _has_room(self, row: JobRow) -> bool:
+        """Whether the key's other jobs and results are within its limit, which the folders of those count towards."""
+        others = await self._store.query(lambda database: bytes_of_others(database, self._jobs.table, row))
+        return others <= self._jobs.table.max_bytes
+
+    @property
+    def _no_room(self) -> str:
+        limit = self._jobs.table.max_bytes
+        return f"The API key's other jobs and their results have more than {limit} bytes; delete or cancel some first."
+
+    async def _measure(self, folder: Path) -> None:
+        num_bytes = await self._store.with_folder(FOLDER, lambda _: size_of_folder(folder))
+        await self._store.transact(partial(save_size, seq=self._seq, owner=self._owner, num_bytes=num_bytes))
+        self._measured_at = time.monotonic()
 
     async def _is_turn_over(self, status: JobStatus) -> bool:
         """Whether this job has had its time, and another key's waits."""

@@ -238,6 +238,21 @@ def end_job(database: sqlite3.Connection, table: ObjectTable, seq: int) -> None:
     database.execute("UPDATE objects SET size = LENGTH(body), expires = ? WHERE seq = ?", (expires, seq))
 
 
+def save_size(database: sqlite3.Connection, seq: int, owner: str, num_bytes: int) -> None:
+    """A job that has not ended counts with the bytes of its folder."""
+    database.execute(
+        f"""UPDATE objects SET size = LENGTH(body) + ? WHERE seq = (
+            SELECT seq FROM fine_tuning_jobs WHERE seq = ? AND owner = ? AND status IN {ACTIVE})""",
+        (num_bytes, seq, owner),
+    )
+
+
+def bytes_of_others(database: sqlite3.Connection, table: ObjectTable, row: JobRow) -> int:
+    """Of the tenant's other jobs and results."""
+    (own,) = database.execute("SELECT size FROM objects WHERE seq = ?", (row.seq,)).fetchone()
+    return table.usage(database, row.tenant)[1] - int(own)
+
+
 def keep_result(database: sqlite3.Connection, seq: int, num_bytes: int) -> None:
     """A job that has succeeded stays until its result is deleted, and counts with the bytes of it."""
     database.execute("UPDATE fine_tuning_jobs SET has_result = 1 WHERE seq = ?", (seq,))
