@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import threading
 import time
@@ -15,6 +16,7 @@ import openai.types.responses
 import pydantic
 import pytest
 
+from tessera.app.generate.sealing import PREFIX
 from tessera.engine.contract.errors import QueueFullError
 from tests.support.fake_client import play
 from tests.support.http_fixtures import ids, settings_for, write_model_folder
@@ -225,7 +227,7 @@ def test_sealed_reasoning_keeps_it_across_turns_without_storing(tool: Scripted) 
     sealed = {"store": False, "include": ["reasoning.encrypted_content"]}
     output = tool.http.post("/v1/responses", json={**ASK, **sealed}).json()["output"]
     content = output[0]["encrypted_content"]
-    assert "hm" not in content
+    assert b"hm, so" not in base64.urlsafe_b64decode(content.removeprefix(PREFIX))
     back = {"type": "reasoning", "id": output[0]["id"], "summary": [], "encrypted_content": content}
     items = [{"role": "user", "content": "hi"}, back, output[1], {"role": "user", "content": "so?"}]
     tool.http.post("/v1/responses", json={"model": "tiny", "input": items})
