@@ -14,22 +14,17 @@ import json
 import logging
 import statistics
 import tempfile
-import time
-from array import array
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest
-from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc.load import load_engine
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.devices import select_device
 from tessera.engine.tensor import bfloat16
 from tests.support.decoder_harness import DecoderHarness
+from tests.support.greedy import greedy_tokens
 
 Array = np.ndarray[Any, Any]
 DeviceName = Literal["cuda", "cpu"]
@@ -133,17 +128,7 @@ def our_tokens(folder: Path, device: DeviceName, prompts: list[list[int]]) -> li
         max_model_len=length,
         num_kv_blocks=len(prompts) * length // 16,
     )
-    core = load_engine(config, lambda stage, done, total: None).core
-    assert isinstance(core, EngineCore)
-    for number, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
-        core.add_request(AddRequest(str(number), array("i", prompt), params, time.monotonic()), b"")
-    found: list[list[int]] = [[] for _ in prompts]
-    while core.has_work:
-        for output in core.step().get(b"", []):
-            assert output.error is None, output.error
-            found[int(output.request_id)] += output.token_ids
-    return found
+    return greedy_tokens(config, [(prompt, NUM_TOKENS) for prompt in prompts])
 
 
 def compare(kind: str, device: DeviceName, seed: int) -> dict[str, Any]:

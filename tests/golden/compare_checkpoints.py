@@ -14,8 +14,6 @@ import logging
 import subprocess
 import sys
 import tempfile
-import time
-from array import array
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,6 @@ import numpy as np
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.contract.messages import AddRequest
-from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.load import load_engine
 from tessera.engine.models.config import ModelConfig, load_config
 from tessera.engine.models.encoder import Encoder, EncoderBuffers
 from tessera.engine.models.rope import device_tables
@@ -37,6 +32,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.head import ClassifierHead
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.support.decoder_harness import DecoderHarness, int32, relative_error, scattered_blocks
+from tests.support.greedy import greedy_tokens
 from tests.support.paths import ROOT
 
 Array = np.ndarray[Any, Any]
@@ -89,16 +85,7 @@ def completed(folder: Path, case: dict[str, Any]) -> list[list[int]]:
     config = EngineConfig(
         model=str(folder), device="cpu", dtype="float32", max_model_len=case["max_model_len"], block_size=8
     )
-    core = load_engine(config, lambda stage, done, total: None).core
-    found: dict[str, list[int]] = {}
-    for number, (prompt, max_tokens) in enumerate(case["requests"]):
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        core.add_request(AddRequest(str(number), array("i", prompt), params, time.monotonic()), b"")
-        found[str(number)] = []
-    while core.has_work:
-        for output in core.step().get(b"", []):
-            found[output.request_id] += output.token_ids
-    return list(found.values())
+    return greedy_tokens(config, case["requests"])
 
 
 def difference(folder: Path, case: dict[str, Any]) -> float:
