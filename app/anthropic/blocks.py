@@ -258,7 +258,7 @@ Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
 
 
 class MessageOutputConfig(BaseModel):
-    """What a system message changes for the turn that it stands in."""
+    """The changes that a system message makes to its turn."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     effort: Effort | None = None

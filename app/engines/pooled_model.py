@@ -101,5 +101,5 @@ class PooledModel:
 
     @property
     def _ends_asleep(self) -> bool:
-        """What sleeps has given its room up, but its engine may still be ending."""
+        """A sleeping model has given up its room, but its engine may still be ending."""
         return self.state == "asleep" and self.group is not None and not self.is_kept

@@ -85,7 +85,7 @@ class Turns:
 
 
 def making_way(model: PooledModel, models: Iterable[PooledModel], budget: float) -> list[PooledModel] | None:
-    """What must leave before there is room for `model`; None where accounts do not differ, so that no turn comes."""
+    """The models to unload for `model` to fit; None where all accounts are the same, so that there are no turns."""
     others = [other for other in models if other.takes_room and other is not model]
     lacking = sum(other.share for other in others) + model.share - budget
     found = []

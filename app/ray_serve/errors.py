@@ -1,4 +1,4 @@
-"""What a front answers where no replica does, in the form of the API that was asked."""
+"""The front's own error responses, for when no replica answers, in the form of the API that was asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads what the engine's process serves."""
+"""Loads the engine that the process serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine's process serves: a core with what stands beside it."""
+"""A loaded engine: the core, its facts, metrics, embedders and sleeper."""
 
 from __future__ import annotations
 

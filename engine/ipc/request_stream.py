@@ -19,7 +19,7 @@ from tessera.engine.contract.messages import RequestOutput
 
 
 class StreamOwner(Protocol):
-    """Is told of requests that nobody reads any more."""
+    """Aborts requests whose streams were dropped."""
 
     def abandon(self, request_id: str) -> None: ...
     def abandon_from_anywhere(self, request_id: str) -> None:

@@ -91,7 +91,7 @@ class JournalReader:
                     yield EVENT_END.join(fresh) + EVENT_END
             if part.ended:
                 return
-            if self._next == before:  # nobody works on it any more
+            if self._next == before:  # its process has died
                 await self._watch.journal.settle(*self._key, part)
 
     async def abort(self) -> None:

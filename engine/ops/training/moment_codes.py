@@ -49,7 +49,7 @@ class CodedMoment(NamedTuple):
 
 @cache
 def code_values(*, signed: bool) -> Floats:
-    """What the codes stand for, as shares of a block's largest magnitude: [NUM_CODES], ascending.
+    """The codes' values, as shares of a block's largest magnitude: [NUM_CODES], ascending.
 
     Dynamic tree quantisation: a number has a decade, 10^-e, and its place between a tenth and one of it; the fewer bits
     the decade takes, the more the place has. With a sign decade e has 2^(6 - e) places, else 2^(7 - e). Beside them

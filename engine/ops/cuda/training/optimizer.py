@@ -98,7 +98,7 @@ class OptimizerOps(TrainingOps):
 
     @cached_property
     def _code_tables(self) -> Tensor:
-        """What the kernel reads as two CodeTable."""
+        """The kernel's two CodeTable structs, of signed and of unsigned codes."""
         tables = []
         for signed in (True, False):
             bounds = code_bounds(signed=signed)
@@ -107,7 +107,7 @@ class OptimizerOps(TrainingOps):
 
 
 def _numbers(step: AdamWStep) -> dict[str, float]:
-    """What a step has beside its tensors, as the kernels take it."""
+    """A step's scalars, by the names of the kernels' parameters."""
     return {
         "gradient_factor": step.gradient_factor,
         "beta1": step.beta1,
