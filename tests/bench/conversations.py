@@ -22,11 +22,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.formats import KVFormat
 from tessera.engine.ipc.load import load_engine
-from tessera.engine.models.config import DTYPES, load_config
-from tessera.engine.models.kv_cache import block_bytes
-from tests.bench.models import MODEL_HELP, engine_model
+from tests.bench.models import MODEL_HELP, engine_model, kv_block_bytes
 
 BLOCK_SIZE: Literal[16] = 16
 CLIENT = b"bench"
@@ -37,9 +34,7 @@ def make_core(given: argparse.Namespace, length: int, *, offload: bool, disk: st
     blocks = -(-length // BLOCK_SIZE)
     settings: dict[str, Any] = {}
     if offload:
-        model = load_config(Path(given.model))
-        dtype = DTYPES["float32" if given.device == "cpu" else "bfloat16"]
-        per_block = block_bytes(model, BLOCK_SIZE, KVFormat(dtype))
+        per_block = kv_block_bytes(given.model, BLOCK_SIZE, given.device)
         in_memory = given.conversations if disk is None else given.held
         settings["kv_offload_gib"] = max(in_memory * (blocks + 1) * per_block / 2**30, 0.001)
         settings["kv_offload_dir"] = disk

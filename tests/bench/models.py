@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tessera.engine.formats import KVFormat
+from tessera.engine.models.config import DTYPES, load_config
+from tessera.engine.models.kv_cache import block_bytes
 from tests.bench.mixtures import MIXTURES, mixture_decode_bytes
 
 QWEN3_06B: dict[str, Any] = {
@@ -134,6 +137,12 @@ def engine_model(name: str | None, root: Path) -> tuple[str, Literal["auto", "du
     if name in DENSE:
         return str(write_model(root, name)), "dummy"
     return name, "auto"
+
+
+def kv_block_bytes(folder: str, block_size: int, device: str) -> int:
+    """Bytes of a KV block, in the dtype in which models are served on the device."""
+    dtype = DTYPES["float32" if device == "cpu" else "bfloat16"]
+    return block_bytes(load_config(Path(folder)), block_size, KVFormat(dtype))
 
 
 def decode_bytes(name: str, streams: int = 1) -> int:

@@ -27,11 +27,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.formats import KVFormat
 from tessera.engine.ipc.load import load_engine
-from tessera.engine.models.config import DTYPES, load_config
-from tessera.engine.models.kv_cache import block_bytes
-from tests.bench.models import MODEL_HELP, engine_model
+from tests.bench.models import MODEL_HELP, engine_model, kv_block_bytes
 
 BLOCK_SIZE: Final[Literal[16]] = 16
 CLIENT = b"bench"
@@ -83,13 +80,11 @@ def gaps(times: dict[str, list[float]], spans: list[tuple[float, float]]) -> lis
 def make_core(given: argparse.Namespace, root: Path, num_stream_tokens: int) -> EngineCore:
     """An engine with room for the streams and a prefix, and host memory for all prefixes."""
     folder, load_format = engine_model(given.model, root)
-    model = load_config(Path(folder))
-    dtype = DTYPES["float32" if given.device == "cpu" else "bfloat16"]
     prefix_blocks = -(-given.prefix_tokens // BLOCK_SIZE) + 2
     stream_blocks = given.streams * (-(-(STREAM_PROMPT + num_stream_tokens) // BLOCK_SIZE) + 2)
     num_blocks = stream_blocks + prefix_blocks + prefix_blocks // 4
     others = -(-num_blocks // prefix_blocks)
-    host_bytes = (given.prefixes + others + 2) * prefix_blocks * block_bytes(model, BLOCK_SIZE, KVFormat(dtype))
+    host_bytes = (given.prefixes + others + 2) * prefix_blocks * kv_block_bytes(folder, BLOCK_SIZE, given.device)
     config = EngineConfig(
         model=folder,
         device=given.device,
