@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from tessera.engine.ops.cuda import CudaOps
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Where there are several GPUs, each of pytest-xdist's workers has another one as its device 0."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if worker.startswith("gw") and len(gpus) > 1:
+        first = int(worker[2:]) % len(gpus)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+
+
 @pytest.fixture(scope="session")
 def cuda_device(pytestconfig: pytest.Config) -> Iterator[CudaDevice]:
     """Device 0. With TESSERA_REQUIRE_GPU=1 its absence is a failure."""

@@ -12,7 +12,7 @@ import pytest
 from tests.bench import speculation
 from tests.bench.promises.campaign import Campaign
 from tests.bench.promises.figure import Figure, Result, line, load, pattern, quotient, start
-from tests.bench.promises.parts import BASE, OUTPUT, PARTS, Part
+from tests.bench.promises.parts import ALL_GPUS, BASE, OUTPUT, PARTS, WORKERS, Part
 from tests.support.paths import ROOT
 
 
@@ -103,6 +103,13 @@ def test_parts_of_one_gpu_share_the_gpus_and_others_have_the_machine_alone(tmp_p
         Part("both", visible, 5, (Figure("gpus", line("gpus"), 2, 2),), num_gpus=2),
     ]
     assert [each.is_kept for each in campaign(tmp_path / "out", gpus=2).run(parts)] == [True] * 4
+
+
+def test_a_part_for_all_gpus_has_workers_for_each(tmp_path: Path) -> None:
+    code = "import json, sys; print(json.dumps({'n': int(sys.argv[1])}))"
+    all_of = Part("all", (*python(code), WORKERS), 5, (Figure("n", line("n"), 42, 42),), ALL_GPUS)
+    one = Part("one", (*python(code), WORKERS), 5, (Figure("n", line("n"), 14, 14),))
+    assert [each.is_kept for each in campaign(tmp_path, gpus=3).run([one, all_of, one])] == [True] * 3
 
 
 def test_what_does_not_fit_is_left_out_and_what_hangs_is_ended(tmp_path: Path) -> None:

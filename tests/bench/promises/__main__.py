@@ -2,7 +2,7 @@
 
     python -m tests.bench.promises --minutes 9 --part tests --part GGUF
 
-The bounds are those of an H200. Where there are several GPUs, parts that need one each run side by side. A folder of
+The bounds are those of an H200. Where there are several GPUs, parts run side by side. A folder of
 --output has each part's log. Exit code 1: something that was measured is not kept.
 """
 

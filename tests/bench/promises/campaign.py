@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from functools import partial, reduce
 from pathlib import Path
 
 from tests.bench.promises.figure import Result
-from tests.bench.promises.parts import BASE, OUTPUT, Part
+from tests.bench.promises.parts import ALL_GPUS, BASE, OUTPUT, WORKERS, Part
 from tests.support.paths import ROOT
 
+WORKERS_PER_GPU = 14  # processes of tests
 PATIENCE = 2.0  # times a part's usual seconds, before it is ended
 
 
@@ -45,9 +45,7 @@ class Outcome:
 
 @dataclass
 class Campaign:
-    """Runs parts in their order.
-
-    Parts that need a GPU each share the GPUs; others have the machine for themselves.
+    """Begins parts in their order, each as soon as its GPUs are free; one that is `alone` has the machine.
 
     Args:
         gpus: names that CUDA_VISIBLE_DEVICES takes.
@@ -66,32 +64,32 @@ class Campaign:
     def run(self, parts: Iterable[Part]) -> list[Outcome]:
         """An outcome for each part, in the same order."""
         parts = list(parts)
-        for shares, group in groupby(parts, lambda part: not part.alone and part.num_gpus == 1):
-            if shares:
-                self._share(list(group))
-            else:
-                for part in group:
-                    self._take(part, self.gpus[: part.num_gpus])
-        return [self._found[part.name] for part in parts]
+        free, freed = list(self.gpus), threading.Condition()
+        threads = []
 
-    def _share(self, parts: list[Part]) -> None:
-        waiting: queue.SimpleQueue[Part] = queue.SimpleQueue()
+        def enough(wanted: int) -> bool:
+            return len(free) >= wanted
+
+        def work(part: Part, gpus: list[str]) -> None:
+            try:
+                self._take(part, gpus[: part.num_gpus or None])
+            finally:
+                with freed:
+                    free.extend(gpus)
+                    freed.notify()
+
         for part in parts:
-            waiting.put(part)
-
-        def work(gpu: str) -> None:
-            while True:
-                try:
-                    part = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                self._take(part, [gpu])
-
-        threads = [threading.Thread(target=work, args=(gpu,)) for gpu in self.gpus]
-        for thread in threads:
-            thread.start()
+            whole = part.alone or part.num_gpus in (ALL_GPUS, len(self.gpus))
+            wanted = len(self.gpus) if whole else min(part.num_gpus, len(self.gpus))
+            with freed:
+                freed.wait_for(partial(enough, wanted))
+                free.sort(key=self.gpus.index)
+                gpus, free[:wanted] = free[:wanted], []
+            threads.append(threading.Thread(target=work, args=(part, gpus)))
+            threads[-1].start()
         for thread in threads:
             thread.join()
+        return [self._found[part.name] for part in parts]
 
     def _take(self, part: Part, gpus: Sequence[str]) -> None:
         reason = self._reason_against(part, gpus)
@@ -117,7 +115,8 @@ class Campaign:
     def _run(self, part: Part, gpus: Sequence[str]) -> Outcome:
         folder = self.output / part.name.replace(" ", "-").replace(",", "")
         folder.mkdir(parents=True, exist_ok=True)
-        command = [word.replace(OUTPUT, str(folder)).replace(BASE, str(self.base)) for word in part.command]
+        words = {OUTPUT: str(folder), BASE: str(self.base), WORKERS: str(WORKERS_PER_GPU * len(gpus))}
+        command = [reduce(lambda text, word: text.replace(*word), words.items(), word) for word in part.command]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus), "TESSERA_REQUIRE_GPU": "1"}
         log, begin = folder / "log", time.monotonic()
         with log.open("wb") as file:

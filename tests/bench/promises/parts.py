@@ -10,9 +10,12 @@ from tests.bench.promises.figure import Figure, line, load, pattern, quotient, s
 
 PYTHON: Final = sys.executable
 OUTPUT: Final = "{output}"  # in a command: the part's folder
+WORKERS: Final = "{workers}"  # processes for the GPUs that the part has
+ALL_GPUS: Final = 0
 BASE: Final = "{base}"  # in a command: the checkout to compare with
 LOADS: Final = (PYTHON, "-m", "tests.bench", "--output", OUTPUT, "--only", "loads", "--model")
 PYTEST: Final = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark", "-p", "no:cacheprovider")
+SHARED_OUT: Final = ("-n", WORKERS, "--dist", "worksteal")
 TWO_GPU_TESTS: Final = tuple(f"tests/gpu/test_{name}_gpu.py" for name in ("collectives", "nccl", "tensor_parallel"))
 PASSED: Final = (
     Figure("tests that passed", pattern(r"(\d+) passed"), at_least=1),
@@ -26,7 +29,7 @@ class Part:
 
     Attributes:
         seconds: about as long as it takes, or a bit more; it is ended after twice that.
-        num_gpus: that it needs.
+        num_gpus: that it needs; ALL_GPUS: it takes those that there are.
         alone: its first tokens suffer from other benchmarks on the same host.
     """
 
@@ -76,7 +79,7 @@ def _speculation(method: str, at_least: float, streams: tuple[int, ...] = (1,)) 
 
 
 PARTS: Final = (
-    Part("tests", (*PYTEST, "-n", "14", "--dist", "worksteal", "--timeout", "300", "tests/gpu"), 480, PASSED),
+    Part("tests", (*PYTEST, *SHARED_OUT, "--timeout", "300", "tests/gpu"), 480, PASSED, ALL_GPUS),
     Part(
         "attack",
         (
