@@ -17,6 +17,7 @@ LOADS: Final = (PYTHON, "-m", "tests.bench", "--output", OUTPUT, "--only", "load
 PYTEST: Final = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark", "-p", "no:cacheprovider")
 SHARED_OUT: Final = ("-n", WORKERS, "--dist", "worksteal")
 TWO_GPU_TESTS: Final = tuple(f"tests/gpu/test_{name}_gpu.py" for name in ("collectives", "nccl", "tensor_parallel"))
+GGUF_ROWS: Final = (1, 8, 16, 32, 64, 128, 256, 512)
 PASSED: Final = (
     Figure("tests that passed", pattern(r"(\d+) passed"), at_least=1),
     Figure("tests that failed", pattern(r"(\d+) (?:failed|error)", missing=0), at_most=0),
@@ -61,6 +62,12 @@ def _long_prompts(tokens: float, first_token_ms: float) -> tuple[Figure, ...]:
         Figure("32 streams of 6,000, tokens/s", load(32), at_least=tokens),
         Figure("32 streams of 6,000: first token, ms", load(32, "median_ttft_ms"), at_most=first_token_ms),
     )
+
+
+def _profile(name: str, model: str, *rows: int) -> Part:
+    """Where the time of steps goes."""
+    command = (PYTHON, "-m", "tests.bench.steps", model, *map(str, rows), "--profile")
+    return Part(f"step's profile, {name}", command, 30 + 10 * len(rows), ())
 
 
 def _speculation(method: str, at_least: float, streams: tuple[int, ...] = (1,)) -> Part:
@@ -183,6 +190,15 @@ PARTS: Final = (
             Figure("with equal tokens in float32", line("with_equal_tokens"), at_least=16),
             Figure("error in bfloat16, times theirs, median", line("median_ratio"), at_most=1),
         ),
+    ),
+    _profile("GGUF", "llama-8b.gguf", 1, 16, 64),
+    _profile("FP8", "llama-8b.fp8", 1, 16, 256),
+    _profile("Gemma 3 4B", "gemma-3-4b", 1),
+    Part(
+        "kernels of GGUF",
+        (PYTHON, "-m", "tests.bench.block_kernels", "Q4_K", "Q6_K", *("--rows", *map(str, GGUF_ROWS))),
+        60,
+        (),
     ),
     Part("kernels of mixtures", (PYTHON, "-m", "tests.bench.mixtures"), 90, ()),
     Part("kernels of FP8 beside cuBLAS", (PYTHON, "-m", "tests.bench.fp8_kernels", "--brief"), 90, ()),
