@@ -29,6 +29,7 @@ from tessera.engine.tensor import (
     uint64,
     zeros,
 )
+from tests.gpu.alone import measures_free_memory
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
@@ -121,6 +122,7 @@ class TestMemory:
         cuda_device.empty_cache()
         assert statistics.cached == 0
 
+    @measures_free_memory
     def test_large_memory_goes_back_to_the_driver(self, cuda_device: CudaDevice) -> None:
         cuda_device.empty_cache()
         before = cuda_device.free_memory()

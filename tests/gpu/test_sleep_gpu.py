@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from array import array
 from pathlib import Path
@@ -20,6 +19,7 @@ from tessera.engine.cuda.driver import find_device
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tests.bench.models import LLAMA_8B, write_model
+from tests.gpu.alone import measures_free_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -78,10 +78,7 @@ def tokens(core: EngineCore) -> list[list[int]]:
     return list(found.values())
 
 
-@pytest.mark.skipif(
-    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
-    reason="measures the card's free memory, which other tests change: run it without --numprocesses",
-)
+@measures_free_memory
 @pytest.mark.parametrize("settings", [{}, {"quantization": "int4"}, {"cpu_offload_gib": "1.3"}], ids=str)
 def test_twenty_nights(device: CudaDevice, folder: Path, settings: dict[str, Any]) -> None:
     engine, core = start(folder, **settings)

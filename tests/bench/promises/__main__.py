@@ -58,6 +58,9 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=120.0, help="in all; parts that would take longer are left out"
     )
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="run even those beside others that want the machine alone"
+    )
     parser.add_argument("--base", type=Path, help="checkout of another commit, for the loads beside it")
     parser.add_argument("--output", type=Path, default=Path(".out/promises"), help="folder for logs (%(default)s)")
     options = parser.parse_args()
@@ -74,6 +77,7 @@ def main() -> int:
         begin + 60 * options.minutes,
         base,
         lambda text: console.print(f"{time.monotonic() - begin:5.0f} s  {text}", markup=False, highlight=False),
+        options.side_by_side,
     )
     outcomes = campaign.run(chosen)
     console.print(table_of(outcomes))

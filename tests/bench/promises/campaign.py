@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 
 from tests.bench.promises.figure import Result
@@ -45,13 +45,14 @@ class Outcome:
 
 @dataclass
 class Campaign:
-    """Begins parts in their order, each as soon as its GPUs are free; one that is `alone` has the machine.
+    """Begins parts in their order, each as soon as its GPUs are free; a part that is `alone` has the machine.
 
     Args:
         gpus: names that CUDA_VISIBLE_DEVICES takes.
         deadline: time.monotonic(); no part begins that would take longer.
         base: see `parts.BASE`.
         say: is called as parts begin and end, from any thread.
+        side_by_side: nothing is alone.
     """
 
     output: Path
@@ -59,31 +60,31 @@ class Campaign:
     deadline: float
     base: Path | None
     say: Callable[[str], None]
+    side_by_side: bool = False
     _found: dict[str, Outcome] = field(default_factory=dict)
 
     def run(self, parts: Iterable[Part]) -> list[Outcome]:
         """An outcome for each part, in the same order."""
         parts = list(parts)
-        free, freed = list(self.gpus), threading.Condition()
+        waiting, free, freed = parts.copy(), list(self.gpus), threading.Condition()
         threads = []
-
-        def enough(wanted: int) -> bool:
-            return len(free) >= wanted
 
         def work(part: Part, gpus: list[str]) -> None:
             try:
-                self._take(part, gpus[: part.num_gpus or None])
+                self._take(part, gpus)
             finally:
                 with freed:
                     free.extend(gpus)
                     freed.notify()
 
-        for part in parts:
-            whole = part.alone or part.num_gpus in (ALL_GPUS, len(self.gpus))
-            wanted = len(self.gpus) if whole else min(part.num_gpus, len(self.gpus))
+        while waiting:
             with freed:
-                freed.wait_for(partial(enough, wanted))
+                freed.wait_for(lambda: self._next(waiting, len(free)) is not None)
+                part = self._next(waiting, len(free))
+                assert part is not None
+                waiting.remove(part)
                 free.sort(key=self.gpus.index)
+                wanted = self._wanted(part)
                 gpus, free[:wanted] = free[:wanted], []
             threads.append(threading.Thread(target=work, args=(part, gpus)))
             threads[-1].start()
@@ -91,7 +92,22 @@ class Campaign:
             thread.join()
         return [self._found[part.name] for part in parts]
 
+    def _wanted(self, part: Part) -> int:
+        """GPUs that nothing else may use meanwhile."""
+        whole = part.num_gpus == ALL_GPUS or (part.alone and not self.side_by_side)
+        return len(self.gpus) if whole else min(part.num_gpus, len(self.gpus))
+
+    def _next(self, waiting: Sequence[Part], free: int) -> Part | None:
+        """The first part that has room; none overtakes one that waits for the whole machine."""
+        for part in waiting:
+            if self._wanted(part) <= free:
+                return part
+            if self._wanted(part) == len(self.gpus):
+                return None
+        return None
+
     def _take(self, part: Part, gpus: Sequence[str]) -> None:
+        gpus = gpus[: part.num_gpus or None]
         reason = self._reason_against(part, gpus)
         if reason is not None:
             outcome = Outcome(part, reason)

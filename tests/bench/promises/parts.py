@@ -18,6 +18,7 @@ PYTEST: Final = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark"
 SHARED_OUT: Final = ("-n", WORKERS, "--dist", "worksteal")
 TWO_GPU_TESTS: Final = tuple(f"tests/gpu/test_{name}_gpu.py" for name in ("collectives", "nccl", "tensor_parallel"))
 GGUF_ROWS: Final = (1, 8, 16, 32, 64, 128, 256, 512)
+MEMORY_TESTS: Final = ("tests/gpu/test_device.py", "tests/gpu/test_sleep_gpu.py")  # no other test beside them
 PASSED: Final = (
     Figure("tests that passed", pattern(r"(\d+) passed"), at_least=1),
     Figure("tests that failed", pattern(r"(\d+) (?:failed|error)", missing=0), at_most=0),
@@ -86,7 +87,14 @@ def _speculation(method: str, at_least: float, streams: tuple[int, ...] = (1,)) 
 
 
 PARTS: Final = (
-    Part("tests", (*PYTEST, *SHARED_OUT, "--timeout", "300", "tests/gpu"), 480, PASSED, ALL_GPUS),
+    Part(
+        "tests",
+        (*PYTEST, *SHARED_OUT, "--timeout", "300", "tests/gpu", *(f"--ignore={file}" for file in TWO_GPU_TESTS)),
+        480,
+        PASSED,
+        ALL_GPUS,
+    ),
+    Part("tests of a card's memory", (*PYTEST, "--timeout", "300", *MEMORY_TESTS), 60, PASSED),
     Part(
         "attack",
         (
