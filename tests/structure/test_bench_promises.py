@@ -107,7 +107,7 @@ def test_parts_of_one_gpu_share_the_gpus_and_others_have_the_machine_alone(tmp_p
 
 def test_a_part_that_has_room_overtakes_one_that_has_none(tmp_path: Path) -> None:
     (tmp_path / "seen").mkdir()
-    # The first lasts until the last has run, which two GPUs for the second would prevent.
+    # Two last until the last has run, which has room on the third GPU.
     until = (
         "import pathlib, sys, time\nend = time.monotonic() + 20\nfile = pathlib.Path(sys.argv[1])\n"
         "while not file.exists() and time.monotonic() < end: time.sleep(0.01)\nprint('{\"seen\": %d}' % file.exists())"
@@ -115,15 +115,16 @@ def test_a_part_that_has_room_overtakes_one_that_has_none(tmp_path: Path) -> Non
     file, seen = str(tmp_path / "seen" / "last"), (Figure("seen", line("seen"), 1, 1),)
     parts = [
         Part("first", (*python(until), file), 30, seen),
-        Part("second", python("pass"), 5, (), num_gpus=2),
+        Part("beside it", (*python(until), file), 30, seen),
+        Part("wide", python("pass"), 5, (), num_gpus=2),
         Part("last", (*python("import pathlib, sys; pathlib.Path(sys.argv[1]).touch()"), file), 5, ()),
     ]
-    assert [each.is_kept for each in campaign(tmp_path / "out", gpus=3).run(parts)] == [True] * 3
+    assert [each.is_kept for each in campaign(tmp_path / "out", gpus=3).run(parts)] == [True] * 4
     (tmp_path / "seen" / "last").unlink()
-    parts[1] = Part("second", python("pass"), 5, (), alone=True)
-    beside = campaign(tmp_path / "beside", gpus=2)
+    parts[2] = Part("wide", python("pass"), 5, (), alone=True)
+    beside = campaign(tmp_path / "beside", gpus=3)
     beside.side_by_side = True
-    assert [each.is_kept for each in beside.run(parts)] == [True] * 3
+    assert [each.is_kept for each in beside.run(parts)] == [True] * 4
 
 
 def test_a_part_for_all_gpus_has_workers_for_each(tmp_path: Path) -> None:
