@@ -59,6 +59,10 @@ class Rendezvous:
         clock_of = getattr(time, "pthread_getcpuclockid", None)  # not everywhere: then a rank may not take long
         self.states[index].clock = clock_of(threading.get_ident()) if clock_of is not None else None
 
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
     def fail(self, index: int, cause: BaseException) -> None:
         """Rank `index` will not come any more."""
         with self._changed:

@@ -27,7 +27,7 @@ from tessera.engine.cuda.driver import (
 )
 from tessera.engine.cuda.events import Event, Graph
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
-from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
+from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Returns, Transfers
 from tessera.engine.cuda.virtual_memory import VirtualMemory
 from tessera.engine.tensor import Buffer, Device
 
@@ -51,6 +51,7 @@ class CudaDevice(Device):
         total_memory: bytes.
         transfers: every copy between host and device so far.
         stream: the driver's handle of the one stream.
+        returns: what finalisers give back to the driver.
         virtual_memory: set by `make_releasable`.
     """
 
@@ -78,7 +79,8 @@ class CudaDevice(Device):
         self.activate()
         self.stream: Any = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         self._index = index
-        self._pool = MemoryPool(self.activate, self.passing)
+        self.returns = Returns(self.passing)
+        self._pool = MemoryPool(self.activate, self.returns)
         self.virtual_memory: VirtualMemory | None = None
         self._captured: list[object] | None = None
         self._overlaps = False  # kernels that are recorded
@@ -136,6 +138,13 @@ class CudaDevice(Device):
         """Give freed memory that the pool keeps back to the driver."""
         self._pool.empty_cache()
 
+    def hold_garbage(self) -> None:
+        self.returns.held = True
+
+    def release_garbage(self) -> None:
+        self.returns.held = False
+        self.returns.flush()
+
     def keep_large_memory(self) -> None:
         self._pool.keeps_large = True
 
@@ -151,7 +160,7 @@ class CudaDevice(Device):
 
     def pinned(self, nbytes: int) -> PinnedBuffer:
         """Page-locked host memory for `upload_async` and `download_async`."""
-        return PinnedBuffer(nbytes, self.activate, self.passing)
+        return PinnedBuffer(nbytes, self.activate, self.returns)
 
     # -- copies ---------------------------------------------------------------------------------
 

@@ -74,6 +74,34 @@ class LargeMemory(Protocol):
     def free(self, pointer: int) -> None: ...
 
 
+class Returns:
+    """What finalisers give back to the driver: at once or, while `held`, when `flush` is called.
+
+    The driver takes memory back once all devices are idle. Within a step of several ranks it would wait for a kernel
+    that waits for the very rank whose thread collects the garbage.
+    """
+
+    def __init__(self, passing: Passing) -> None:
+        self.held = False
+        self.passing = passing
+        self._waiting: list[tuple[Callable[[int], object], int]] = []
+
+    def __call__(self, free: Callable[[int], object], pointer: int) -> None:
+        """From any thread and at any point, also by a finaliser."""
+        if self.held:
+            self._waiting.append((free, pointer))
+        else:
+            with self.passing():
+                free(pointer)
+
+    def flush(self) -> None:
+        """Give back what waits; for when no device is at work."""
+        with self.passing():
+            while self._waiting:
+                free, pointer = self._waiting.pop()
+                free(pointer)
+
+
 class MemoryPool:
     """Hands out device memory; what is freed up to 32 MiB is kept for the next of its size class, with `keeps_large`
     what is larger, too.
@@ -88,9 +116,9 @@ class MemoryPool:
             the device whenever it takes memory back.
     """
 
-    def __init__(self, activate: Callable[[], object], passing: Passing | None = None) -> None:
-        """Calls that make the device's context current: for good, and for a while where it may not be the only one."""
-        self._activate, self._passing = activate, passing or partial(_for_good, activate)
+    def __init__(self, activate: Callable[[], object], returns: Returns | None = None) -> None:
+        """`activate` makes the device's context current."""
+        self._activate, self._returns = activate, returns or Returns(partial(_for_good, activate))
         self.source: LargeMemory | None = None
         self.keeps_large = False
         self._free: defaultdict[int, list[int]] = defaultdict(list)
@@ -117,15 +145,16 @@ class MemoryPool:
 
     def empty_cache(self) -> None:
         """Give all cached pieces back to the driver."""
-        for size, pointers in list(self._free.items()):
-            while pointers:
-                self._to_driver(pointers.pop())
-                self.statistics.cached -= size
+        with self._returns.passing():
+            for size, pointers in list(self._free.items()):
+                while pointers:
+                    self._free_now(pointers.pop())
+                    self.statistics.cached -= size
 
     def _release(self, pointer: int, size: int) -> None:
         self.statistics.in_use -= size
         if size > LARGEST_POOLED and not self.keeps_large:
-            self._to_driver(pointer)
+            self._returns(self._free_now, pointer)
         else:
             self._free[size].append(pointer)
             self.statistics.cached += size
@@ -150,12 +179,11 @@ class MemoryPool:
             return self.source.allocate(size)
         return int(check(driver.cuMemAlloc, size))
 
-    def _to_driver(self, pointer: int) -> None:
-        with self._passing():
-            if self.source is not None and self.source.holds(pointer):
-                self.source.free(pointer)
-            else:
-                check(driver.cuMemFree, pointer)
+    def _free_now(self, pointer: int) -> None:
+        if self.source is not None and self.source.holds(pointer):
+            self.source.free(pointer)
+        else:
+            check(driver.cuMemFree, pointer)
 
 
 class PinnedBuffer:
@@ -165,11 +193,12 @@ class PinnedBuffer:
         array: [nbytes] uint8. It and every view of it keep the memory alive.
     """
 
-    def __init__(self, nbytes: int, activate: Callable[[], object], passing: Passing | None = None) -> None:
+    def __init__(self, nbytes: int, activate: Callable[[], object], returns: Returns | None = None) -> None:
         activate()
         pointer = int(check(driver.cuMemHostAlloc, max(nbytes, 1), 0))
         memory = (ctypes.c_uint8 * nbytes).from_address(pointer)
-        weakref.finalize(memory, _free_pinned, pointer, passing or partial(_for_good, activate)).atexit = False
+        returns = returns or Returns(partial(_for_good, activate))
+        weakref.finalize(memory, returns, partial(check, driver.cuMemFreeHost), pointer).atexit = False
         self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.ctypeslib.as_array(memory)
 
     def view(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int = 0) -> np.ndarray[Any, Any]:
@@ -181,8 +210,3 @@ class PinnedBuffer:
 def _for_good(activate: Callable[[], object]) -> Iterator[None]:
     activate()
     yield
-
-
-def _free_pinned(pointer: int, passing: Passing) -> None:
-    with passing():
-        check(driver.cuMemFreeHost, pointer)

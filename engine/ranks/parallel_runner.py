@@ -7,6 +7,7 @@ access on GPUs, without handles to pass around.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections import Counter
@@ -59,6 +60,9 @@ class ParallelRunner:
         calls = [partial(made, index) for index in range(rendezvous.size)]
         self.first, self.others = self._on_all(calls, patient=True)
         runners = (self.first, *self.others)
+        gc.collect()  # what start-up left, while no rank is at work
+        for runner in runners:
+            runner.device.hold_garbage()
         self.stored_bytes = dict(sum((Counter(runner.stored_bytes) for runner in runners), Counter()).most_common())
         self.weight_bytes = tuple(runner.weight_bytes for runner in runners)
         self.kv_cache_bytes = tuple(runner.kv_cache_bytes for runner in runners)
@@ -91,6 +95,10 @@ class ParallelRunner:
     def close(self) -> None:
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
+        if not self.rendezvous.has_failed:
+            for runner in self._runners:
+                runner.device.synchronize()
+                runner.device.release_garbage()
 
     @property
     def _runners(self) -> tuple[ModelRunner, ...]:

@@ -44,6 +44,12 @@ class Device(ABC):
     def keep_large_memory(self) -> None:  # noqa: B027  nothing to do where memory is not pooled
         """From now on the same large buffers are allocated and freed over and over."""
 
+    def hold_garbage(self) -> None:  # noqa: B027  nothing to do where memory needs no driver
+        """Keep what is collected until `release_garbage`, so that no collection waits for devices at work."""
+
+    def release_garbage(self) -> None:  # noqa: B027
+        """Free what was kept, and from now on at once; no device may be at work."""
+
     @abstractmethod
     def upload(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
         """Host array (contiguous) to device memory at `pointer`."""

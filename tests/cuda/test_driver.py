@@ -6,6 +6,7 @@ import ctypes
 import gc
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +17,7 @@ from tessera.engine.cuda import memory
 from tessera.engine.cuda.driver import check, find_device
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Kernel, KernelSpec
-from tessera.engine.cuda.memory import LARGEST_POOLED, MemoryPool, size_class
+from tessera.engine.cuda.memory import LARGEST_POOLED, MemoryPool, Returns, size_class
 from tessera.engine.cuda.params import (
     Float32,
     InT,
@@ -245,6 +246,16 @@ class TestPool:
         again = pool.allocate(LARGEST_POOLED * 9 // 8)
         assert again.pointer == pointer
         assert pool.statistics.misses == 1
+
+    def test_garbage_can_be_held(self, fake: FakeDriver) -> None:
+        returns = Returns(nullcontext)
+        pool, returns.held = MemoryPool(lambda: None, returns), True
+        piece = pool.allocate(LARGEST_POOLED + 1)
+        del piece
+        gc.collect()
+        assert len(fake.live) == 1
+        returns.flush()
+        assert fake.live == {}
 
     def test_empty_cache(self, fake: FakeDriver) -> None:
         pool = MemoryPool(lambda: None)

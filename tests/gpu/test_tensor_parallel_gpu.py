@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import sys
 from contextlib import closing
@@ -39,13 +38,6 @@ def two_gpus() -> None:
     found = find_device(1)
     if not found.usable:
         pytest.skip(f"two GPUs are needed: {found.reason}")
-
-
-@pytest.fixture(autouse=True)
-def no_garbage() -> None:
-    """The driver frees page-locked memory once every device is idle: inside a step of a rank, for which a kernel of
-    another rank waits, that is never. An engine's process collects what start-up left before it serves."""
-    gc.collect()
 
 
 def completions(runner: ModelRunner | ParallelRunner, count: int) -> list[list[int]]:
