@@ -41,9 +41,14 @@ class LimitsMiddleware:
         self._start_queue = StartQueue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._start_queue.wait_for_start(account_of(scope).id)
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        async with self._start_queue.request(account_of(scope).id):
+            await self._start(scope, receive, send)
+
+    async def _start(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         holder = holder_of(scope)
