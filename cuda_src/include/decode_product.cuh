@@ -1,8 +1,9 @@
 // The parts of a decode step's GEMV: the producer that streams the weights, the norm before the product, the
-// consumer with its tensor-core sums, and the epilogue with bias, residual or SwiGLU gate.
+// consumer with its tensor-core sums, and the epilogue with bias, residual or gate (SwiGLU, GEGLU).
 #pragma once
 
 #include "common.cuh"
+#include "generated/gates.cuh"
 #include "generated/matmul_decode.cuh"
 #include "pairs.cuh"
 #include "ptx/copy.cuh"
@@ -440,8 +441,10 @@ class DecodeEpilogue {
         float2 up = total(partial + (item.index + units_.a_tile * V::GROUPS * WARP_SIZE));
         up.x *= scale;
         up.y *= scale;
-        result.x = up.x * __fdividef(result.x, 1.0f + __expf(-result.x));
-        result.y = up.y * __fdividef(result.y, 1.0f + __expf(-result.y));
+        float2 exponent = result;
+        if (gated_ == GELU_GATE) exponent = make_float2(gelu_exponent(result.x), gelu_exponent(result.y));
+        result.x = up.x * __fdividef(result.x, 1.0f + __expf(-exponent.x));
+        result.y = up.y * __fdividef(result.y, 1.0f + __expf(-exponent.y));
       } else {
         result.x += to_float(offset_[i][0]) + to_float(before_[i][0]);
         result.y += to_float(offset_[i][1]) + to_float(before_[i][1]);

@@ -23,6 +23,8 @@ from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor
 
+FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights have behind the product
+
 
 class LinearOps(Fp8LinearOps):
     @cached_property
@@ -76,10 +78,11 @@ class LinearOps(Fp8LinearOps):
         values, gated = weight.dense, isinstance(epilogue, Activate)
         if isinstance(prologue, LayerNorm) or weight.order is not None:
             return False
-        if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
+        if isinstance(epilogue, Activate) and (epilogue.function not in FUSED_GATES or weight.bias is not None):
             return False
+        gelu = isinstance(epilogue, Activate) and epilogue.function == "gelu_tanh_mul"
         if values is None:
-            if self.batch_invariant:
+            if self.batch_invariant or gelu:
                 return False
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
             blocks = BlockOperands(x, weight, out, norm, eps)
@@ -93,5 +96,5 @@ class LinearOps(Fp8LinearOps):
             operands = LinearOperands(x, values, None, out)
         else:
             operands = LinearOperands(x, values, weight.bias, out, prologue.weight, prologue.eps)
-        problem = LinearProblem.of(operands, gated=gated, in_order=self.batch_invariant)
+        problem = LinearProblem.of(operands, gated=gated, gelu=gelu, in_order=self.batch_invariant)
         return self.linear_kernels.launch(problem, operands)
