@@ -350,10 +350,12 @@ def launch(
     *,
     accumulate: bool = False,
     silu_mul: bool = False,
+    gelu_mul: bool = False,
 ) -> None:
     """Submit the product divided by a plan of the caller's."""
     operands = LinearOperands(x, weight, bias, out)
-    _launch(device, LinearProblem.of(operands, gated=silu_mul, accumulates=accumulate), plan, operands)
+    gated = silu_mul or gelu_mul
+    _launch(device, LinearProblem.of(operands, gated=gated, accumulates=accumulate, gelu=gelu_mul), plan, operands)
 
 
 LINEAR.register(Candidate("sm90", (SM90_MATMUL,), _accepts, _launch, order=1, cost=_cost))
