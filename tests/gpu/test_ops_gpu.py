@@ -119,8 +119,9 @@ def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[.
 
     def with_gelu(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
         normed, gate_up = empty(x.shape, dtype, ops.device), empty((x.shape[0], n), dtype, ops.device)
-        around = {"normed": normed, "gate_up": gate_up, "out": out}
-        return norm_product_silu_mul(ops, x, g, 1e-5, w, function="gelu_tanh_mul", **around)
+        return norm_product_silu_mul(
+            ops, x, g, 1e-5, w, normed=normed, gate_up=gate_up, out=out, function="gelu_tanh_mul"
+        )
 
     for m in FUSED_ROWS:
         compare(normed, dtype, x[:m], norm, weight, bias)
