@@ -26,7 +26,8 @@ struct MxVariant {
   static constexpr int TEAMS = NUM_TEAMS;
   static constexpr int SLICES = NUM_SLICES;
   static constexpr int THREADS = TEAMS * SLICES * WARP_SIZE;
-  static constexpr int BLOCKS = 16 / (TEAMS * SLICES);  // on a multiprocessor, of which each warp has 128 registers
+  static constexpr int BLOCKS =
+      16 / (TEAMS * SLICES);  // on a multiprocessor, of which each warp has 128 registers
   static constexpr int GROUPS = TOKENS / 8;
   static constexpr int CHAINS = GROUPS == 1 ? 2 : 1;  // independent sums that hide an mma's latency
   static constexpr int AHEAD = SLICES == 1 ? 4 : 3;   // steps on their way to registers
@@ -38,12 +39,9 @@ __device__ __forceinline__ int warp_of_block() { return threadIdx.x / WARP_SIZE;
 
 // ---- elements ---------------------------------------------------------------------------------------------
 //
-// The three bits of a magnitude in the last bit of a bfloat16's exponent field, the one above it and the first
-// bit of its fraction are 2^-126 times the magnitude, also where they are subnormal. The factor that they lack
-// is in that of their 32 elements, except for 2^MX_SHIFT, by which x is multiplied beforehand: so neither
-// factor leaves bfloat16's range. Products are exact.
+// What `e2m1_pairs` leaves to be multiplied by is in the factor of 32 elements, except for 2^MX_SHIFT, by
+// which x is multiplied beforehand: so neither leaves bfloat16's range. Products are exact.
 
-constexpr unsigned MX_MASK = 0x81c081c0;
 constexpr int MX_SHIFT = 40;
 constexpr unsigned MX_X_FACTOR = (127u + MX_SHIFT) << 7 | (127u + MX_SHIFT) << 23;
 
@@ -52,14 +50,11 @@ __device__ __forceinline__ unsigned mx_factor(unsigned exponent) {
   return min(exponent + (126 - MX_SHIFT), 254u) * 0x00800080u;
 }
 
-// Eight elements: pairs of neighbours. Pair p is nibble p of both halves of the word.
+// Eight elements: pairs of neighbours.
 __device__ __forceinline__ uint4 mx_elements(unsigned word, unsigned factor) {
-  const unsigned upper = word >> 8;
-  const unsigned pairs[4] = {
-      // A nibble is moved by 12 and by 6, or by 8 and by 2: the sign, and the magnitude, to their places.
-      (word & 0x000f000fu) * 0x1040u & MX_MASK, (word & 0x00f000f0u) * 0x0104u & MX_MASK,
-      (upper & 0x000f000fu) * 0x1040u & MX_MASK, mask_into(word, 0x80008000u, word >> 6 & 0x01c001c0u)};
   using Pair = __nv_bfloat162;
+  unsigned pairs[4];
+  e2m1_pairs(word, pairs);
   return make_uint4(multiply_pair<Pair>(pairs[0], factor), multiply_pair<Pair>(pairs[1], factor),
                     multiply_pair<Pair>(pairs[2], factor), multiply_pair<Pair>(pairs[3], factor));
 }
@@ -290,9 +285,7 @@ class MxConsumer {
       }
     }
   }
-  __device__ __forceinline__ void next_round() {
-    rows_ += V::AHEAD * V::SLICES * (V::TOKENS * STEP_VECTORS);
-  }
+  __device__ __forceinline__ void next_round() { rows_ += V::AHEAD * V::SLICES * (V::TOKENS * STEP_VECTORS); }
 
   // Of a group of 8 tokens.
   __device__ __forceinline__ float4 total(int group) const {
@@ -352,8 +345,7 @@ struct MxEpilogue {
     return bias == nullptr || !valid ? 0.0f : to_float(bias[row]);
   }
   __device__ __forceinline__ __nv_bfloat16 gate(float gate, float up) const {
-    return from_float<__nv_bfloat16>(activation == EXPERT_SILU
-                                         ? up * __fdividef(gate, 1.0f + __expf(-gate))
-                                         : clamped_swiglu(gate, up));
+    return from_float<__nv_bfloat16>(activation == EXPERT_SILU ? up * __fdividef(gate, 1.0f + __expf(-gate))
+                                                               : clamped_swiglu(gate, up));
   }
 };

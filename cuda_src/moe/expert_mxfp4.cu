@@ -9,11 +9,12 @@
 // Layout: x 16-byte aligned, in_features a multiple of 32. |x| < 2^87, blocks' exponents up to 2^41.
 // Grid: any number of blocks; they share the tiles evenly. Block: TEAMS * SLICES warps.
 // Shared memory: a chunk of TOKENS rows of x, whole steps of 128 elements.
-// Unit of work: a tile is 16 rows of an expert's weight (gated: 8 gates and their ups) and up to TOKENS of its
-// rows of x, which stay in shared memory for all of a block's tiles. A warp has a tile of its own, or SLICES
-// warps every SLICES-th step of one. The order of a row's sums depends on in_features and the variant alone.
+// Unit of work: a tile is 16 rows of an expert's weight (gated: 8 gates and their ups) and up to TOKENS of
+// its rows of x, which stay in shared memory for all of a block's tiles. A warp has a tile of its own, or
+// SLICES warps every SLICES-th step of one. The order of a row's sums depends on in_features and the variant
+// alone.
 template <typename T, int TOKENS, int TEAMS, int SLICES>
-__global__ void __launch_bounds__(TEAMS* SLICES* WARP_SIZE, 16 / (TEAMS * SLICES))
+__global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLICES))
     expert_mxfp4_kernel(EXPERT_MXFP4_PARAMS(T)) {
   static_assert(is_same_type<T, __nv_bfloat16>, "magnitudes are placed in the bits of bfloat16");
   using V = MxVariant<TOKENS, TEAMS, SLICES>;

@@ -78,8 +78,8 @@ __device__ __forceinline__ uint4 load_once_16(const void* global) {
   return v;
 }
 
-// The same of one of many streams that go on where this ends: 256 bytes come to L2 at a time, so that memory's
-// pages are not opened again for each of them.
+// The same of one of many streams that go on where this ends: 256 bytes come to L2 at a time, so that
+// memory's pages are not opened again for each of them.
 __device__ __forceinline__ uint4 load_stream_16(const void* global) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
