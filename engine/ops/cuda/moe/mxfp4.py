@@ -87,7 +87,7 @@ TILES = (Mxfp4Tile(32, 16, 1), Mxfp4Tile(16, 16, 1), FEW, FEWEST)
 MOST_TOKENS_OF_FEW = 8  # of a step, whatever experts they choose
 MOST_TILES_OF_FEWEST = 8  # on average of a multiprocessor: fewer are shared by more warps
 ROWS_OF_WIDEST = 8  # of an expert on average, from which on tiles are of 32 rows
-MOST_ROWS = 128  # of an expert on average; more are multiplied by dequantised weights
+MOST_ROWS = 256  # of an expert on average; more are multiplied by dequantised weights
 
 
 def kernels_of(format: PackedFormat, dtype: str) -> list[Instantiation]:
