@@ -164,7 +164,7 @@ struct BlockFormat : Scale {
   static constexpr int LOW = LOW_BITS, HIGH = HIGH_BITS, ZERO = ZERO_VALUE;
   static constexpr bool SIGNED = LOW == 8 || Values::LOOKS_UP;  // a value is a signed byte
   static constexpr int GROUP_ZERO = -1;  // in whose place the header has a zero, where it has one
-  static constexpr bool IS_E4M3 = false, IS_NF4 = false;
+  static constexpr bool IS_E4M3 = false, IS_NF4 = false, IS_E2M1 = false;
   static constexpr int LANE_WORDS = LOW + HIGH;
   static constexpr int STEP_WORDS = LANE_WORDS * 4;
   static constexpr int STEPS_A_SPAN = Scale::SPAN / STEP;
@@ -182,7 +182,9 @@ struct Q5_K : BlockFormat<SixBitScaleAndMinimum, 4, 1> {};
 struct Q6_K : BlockFormat<ByteScale, 4, 2, 32> {};
 struct IQ4_NL : BlockFormat<HalfScale, 4, 0, 0, NonlinearTable> {};
 struct IQ4_XS : BlockFormat<SplitSixBitScale, 4, 0, 0, NonlinearTable> {};
-struct MXFP4 : BlockFormat<ExponentScale, 4, 0, 0, TwiceE2M1Table> {};
+struct MXFP4 : BlockFormat<ExponentScale, 4, 0, 0, TwiceE2M1Table> {
+  static constexpr bool IS_E2M1 = true;
+};
 
 template <int LANES>
 struct Int4 : BlockFormat<GroupScale<LANES>, 4, 0> {
@@ -432,6 +434,18 @@ __device__ __forceinline__ void nf4_pairs(unsigned nibbles, unsigned (&pairs)[4]
   }
 }
 
+// The e2m1 of a word's eight nibbles in bfloat16 times 2^-126, in a third of the instructions of a table: the
+// sign, and a magnitude's three bits where the last bit of the exponent would be, and one beside it on both
+// sides. That is right for subnormal ones, too. Pairs [4], of which pair p is nibble p of both halves.
+__device__ __forceinline__ void e2m1_pairs(unsigned word, unsigned (&pairs)[4]) {
+  constexpr unsigned MASK = 0x81c081c0;
+  // A nibble is moved by 12 and by 6, or by 8 and by 2: its sign and its magnitude to their places.
+  pairs[0] = (word & 0x000f000fu) * 0x1040u & MASK;
+  pairs[1] = (word & 0x00f000f0u) * 0x0104u & MASK;
+  pairs[2] = (word >> 8 & 0x000f000fu) * 0x1040u & MASK;
+  pairs[3] = mask_into(word, 0x80008000u, word >> 6 & 0x01c001c0u);
+}
+
 // Eight elements of a 16-bit T: pairs of neighbours.
 template <typename T, typename F>
 __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int round, int lane,
@@ -446,6 +460,13 @@ __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int roun
     nf4_pairs<T>(codes.words[round], pairs);
 #pragma unroll
     for (int p = 0; p < 4; ++p) pairs[p] = multiply_pair<Pair>(pairs[p], factor);
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  if constexpr (F::IS_E2M1 && has_float_range<T>) {
+    constexpr unsigned TWICE = 0x7f007f00;  // 2^127: factors are of twice the values
+    e2m1_pairs(codes.words[round], pairs);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = multiply_pair<Pair>(multiply_pair<Pair>(pairs[p], TWICE), factor);
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
   integers<F>(codes, round, F::SIGNED ? 0 : BASE, pairs);

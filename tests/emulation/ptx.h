@@ -199,6 +199,11 @@ inline void ptx_ld_global_nc_L1__no_allocate_v4_u32(unsigned& x, unsigned& y, un
   const uint4 v = *static_cast<const uint4*>(from);
   x = v.x, y = v.y, z = v.z, w = v.w;
 }
+inline void ptx_ld_global_nc_L1__no_allocate_L2__256B_v4_u32(unsigned& x, unsigned& y, unsigned& z, unsigned& w,
+                                                             const void* from) {
+  ptx_ld_global_nc_L1__no_allocate_v4_u32(x, y, z, w, from);
+}
+inline void ptx_ld_global_nc_u8(unsigned& v, const void* from) { v = *static_cast<const unsigned char*>(from); }
 inline void ptx_ld_global_L1__no_allocate_u32(unsigned& v, const void* from) {
   v = *static_cast<const unsigned*>(from);
 }

@@ -18,6 +18,7 @@ from tessera.engine.formats import (
 )
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.moe import mxfp4
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.ops.moe_interface import Routed, Routing
@@ -183,6 +184,26 @@ def test_experts_in_blocks_small(
     mixture = Mixture(dtype, num_tokens, form=form, num_experts=4, hidden=256, inner=64 if form == "MXFP4" else 40)
     mixture.x = (mixture.x.astype(np.float32) * 0.05).astype(dtype)
     check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul" if form == "MXFP4" else "silu_mul")
+
+
+@pytest.mark.parametrize("tile", mxfp4.TILES, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 9, 70])
+def test_each_variant_for_experts_in_mxfp4_small(
+    num_tokens: int, tile: mxfp4.Mxfp4Tile, cuda_ops: CudaOps, cpu_ops: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several chunks of an expert's rows, rows that end within a step."""
+    monkeypatch.setattr(mxfp4, "choose_tile", lambda *_: tile)
+    mixture = Mixture(bfloat16, num_tokens, form="MXFP4", num_experts=5, hidden=416, inner=160)
+    mixture.x = random_array(1, mixture.x.shape, bfloat16, 0.02)
+    check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul" if num_tokens < 70 else "silu_mul")
+
+
+def test_elements_of_experts_in_mxfp4_small(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Exactly, with every exponent that weights have and then some."""
+    mixture = Mixture(bfloat16, 32, form="MXFP4", num_experts=4, hidden=128, inner=32, biased=False)
+    mixture.down[1].reshape(-1, 17)[:, 0] = np.arange(512) % 100 + 60
+    x = np.tile(np.eye(32, dtype=np.float32), (2, 1)).astype(bfloat16)
+    np.testing.assert_array_equal(mixture.down_of(cuda_ops, x), mixture.down_of(cpu_ops, x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.moe import blocks, decode, routing, rows, sm90, tiles
+from tessera.engine.ops.cuda.moe import blocks, decode, mxfp4, routing, rows, sm90, tiles
 from tessera.engine.ops.cuda.moe.blocks import ExpertBlockOperands
 from tessera.engine.ops.cuda.moe.experts import ExpertOperands
 from tessera.engine.ops.cuda.moe.routing import launch_route
@@ -45,6 +45,7 @@ class MoEOps(DequantizeOps):
             if isinstance(part.format, PackedFormat):
                 if dtype.itemsize == HALF_BYTES:
                     kernels += sorted(blocks.kernels_of(part.format, name), key=str)
+                    kernels += mxfp4.kernels_of(part.format, name)
                 size = weight.shape[0] // num_experts * weight.shape[1]
                 self._scratch_of(_experts_at_a_time(size, num_experts) * size * dtype.itemsize)
         self.device.compile([pair for pair in dict.fromkeys(kernels) if pair[0].supports(self.device.arch)])
@@ -108,9 +109,11 @@ class MoEOps(DequantizeOps):
 
     def _in_blocks(self, operands: ExpertBlockOperands) -> bool:
         """The product by a weight as it is stored; False where it is dense, or better dequantised."""
-        if operands.weight.dense is not None or not self._few(operands.routed, FEW_ROWS_OF_BLOCKS):
+        if operands.weight.dense is not None:
             return False
-        return blocks.launch(self.device, operands)
+        if self._few(operands.routed, mxfp4.MOST_ROWS) and mxfp4.launch(self.device, operands):
+            return True
+        return self._few(operands.routed, FEW_ROWS_OF_BLOCKS) and blocks.launch(self.device, operands)
 
     def _dense(self, operands: ExpertOperands, weight: LinearWeight) -> Iterator[ExpertOperands]:
         """The product by a dense weight, or several, each by some experts' weights, dequantised."""
