@@ -17,6 +17,7 @@ from cuda.bindings import driver
 from tessera.engine.contract.errors import DeviceError
 from tessera.engine.cuda.cache import CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import Compiler, Program, group_programs
+from tessera.engine.cuda.copies.small_copies import COPY_BYTES, PIECE_TYPES, CopyBytesParams, copy_config, piece_bytes
 from tessera.engine.cuda.driver import (
     check,
     compute_capability,
@@ -176,6 +177,23 @@ class CudaDevice(Device):
         self.transfers.downloads += 1
         self.transfers.download_bytes += array.nbytes
         check(driver.cuMemcpyDtoHAsync, _address(array), pointer, array.nbytes, self.stream)
+
+    def upload_small(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """As `upload_async`, past the copies of other streams; see `copies.small_copies`."""
+        self.transfers.uploads += 1
+        self.transfers.upload_bytes += array.nbytes
+        self._copy_small(pointer, _address(array), array.nbytes)
+
+    def download_small(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        """As `download_async`, likewise."""
+        self.transfers.downloads += 1
+        self.transfers.download_bytes += array.nbytes
+        self._copy_small(_address(array), pointer, array.nbytes)
+
+    def _copy_small(self, target: int, source: int, nbytes: int) -> None:
+        piece = piece_bytes(target, source)
+        params = CopyBytesParams(source=source, target=target, size=nbytes)
+        self.launch(COPY_BYTES, (PIECE_TYPES[piece],), copy_config(nbytes, piece), params)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         self.activate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from tessera.engine.cuda.copies import small_copies
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -55,6 +56,7 @@ GROUPS = (
     expert_blocks,
     sm90_experts,
     training,
+    small_copies,
 )
 ENCODER_GROUPS = (
     linear,
@@ -66,6 +68,7 @@ ENCODER_GROUPS = (
     activation,
     elementwise,
     encoder,
+    small_copies,
 )  # all that a text encoder launches
 
 
