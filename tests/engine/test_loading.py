@@ -24,8 +24,8 @@ class HeldCopies(FakeCopies):
 
     is_held = False
 
-    def to_device(self, *arguments: Any) -> LateMark:
-        mark = super().to_device(*arguments)
+    def to_device(self, *arguments: Any, **options: Any) -> LateMark:
+        mark = super().to_device(*arguments, **options)
         query = mark.query
         mark.query = lambda: mark.is_done if self.is_held else query()  # type: ignore[method-assign]
         return mark
