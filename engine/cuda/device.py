@@ -17,7 +17,6 @@ from cuda.bindings import driver
 from tessera.engine.contract.errors import DeviceError
 from tessera.engine.cuda.cache import CubinCache, default_cache_dir
 from tessera.engine.cuda.compiler import Compiler, Program, group_programs
-from tessera.engine.cuda.copies.small_copies import COPY_BYTES, PIECE_TYPES, CopyBytesParams, copy_config, piece_bytes
 from tessera.engine.cuda.driver import (
     check,
     compute_capability,
@@ -28,7 +27,17 @@ from tessera.engine.cuda.driver import (
 )
 from tessera.engine.cuda.events import Event, Graph
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
-from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Transfers
+from tessera.engine.cuda.memory import (
+    COPY_BYTES,
+    PIECE_TYPES,
+    CopyBytesParams,
+    MemoryPool,
+    PinnedBuffer,
+    PoolStatistics,
+    Transfers,
+    copy_config,
+    piece_bytes,
+)
 from tessera.engine.cuda.virtual_memory import VirtualMemory
 from tessera.engine.tensor import Buffer, Device
 
@@ -179,7 +188,7 @@ class CudaDevice(Device):
         check(driver.cuMemcpyDtoHAsync, _address(array), pointer, array.nbytes, self.stream)
 
     def upload_small(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
-        """As `upload_async`, past the copies of other streams; see `copies.small_copies`."""
+        """As `upload_async`, past the copies of other streams; see `cuda.memory`."""
         self.transfers.uploads += 1
         self.transfers.upload_bytes += array.nbytes
         self._copy_small(pointer, _address(array), array.nbytes)
@@ -189,6 +198,10 @@ class CudaDevice(Device):
         self.transfers.downloads += 1
         self.transfers.download_bytes += array.nbytes
         self._copy_small(_address(array), pointer, array.nbytes)
+
+    def copy_small(self, destination: int, source: int, nbytes: int) -> None:
+        """As `copy`, likewise."""
+        self._copy_small(destination, source, nbytes)
 
     def _copy_small(self, target: int, source: int, nbytes: int) -> None:
         piece = piece_bytes(target, source)

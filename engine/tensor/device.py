@@ -80,6 +80,10 @@ class Device(ABC):
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Between two places on this device."""
 
+    def copy_small(self, destination: int, source: int, nbytes: int) -> None:
+        """As `copy`, for what a step waits for; see `upload_small`."""
+        self.copy(destination, source, nbytes)
+
     @abstractmethod
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:
         """Set every byte of this device's memory from `pointer` on to `value`."""

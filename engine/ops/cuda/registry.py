@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tessera.engine.cuda.copies import small_copies
+from tessera.engine.cuda import memory
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -56,7 +56,7 @@ GROUPS = (
     expert_blocks,
     sm90_experts,
     training,
-    small_copies,
+    memory,
 )
 ENCODER_GROUPS = (
     linear,
@@ -68,7 +68,7 @@ ENCODER_GROUPS = (
     activation,
     elementwise,
     encoder,
-    small_copies,
+    memory,
 )  # all that a text encoder launches
 
 
