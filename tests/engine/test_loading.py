@@ -131,18 +131,19 @@ def test_what_leaves_half_way_is_submitted_no_further() -> None:
 
 def test_a_step_waits_for_the_part_that_has_its_block() -> None:
     engine = Engine(parts=Parts(stored=2))
-    tiers, copies = engine.tiers, engine.copies
+    tiers = engine.tiers
     assert tiers is not None
-    held: list[Any] = []
-    copies.hold_steps = held.append  # type: ignore[method-assign]
     tiers.finish_copies()
+    held: list[Any] = []
+    tiers._hold_steps = held.append  # type: ignore[method-assign]
     blocks = [0, 1, 2, 3, 4]
     tail = tiers.save_tail(blocks, 0, 20)
     assert tail is not None
     tiers.claim(3)
     tiers.submit()
     assert [stored for _, stored, _ in tiers._storing] == [[0, 1], [2, 3], [4]]
-    assert all(mark is tiers._busy[3] for mark in held)
+    assert held == [tiers._busy[3]]
+    assert tiers._busy[3] is not tiers._busy[1]
     tiers.drop_tail(tail)
 
 
