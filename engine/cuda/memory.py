@@ -191,9 +191,9 @@ def _free_pinned(pointer: int, passing: Passing) -> None:
         check(driver.cuMemFreeHost, pointer)
 
 
-# Small copies between the device and page-locked memory are made by multiprocessors. The DMA engines take those of one
+# Small copies between the device and page-locked memory are made by multiprocessors. A DMA engine may take those of one
 # direction one after the other, whatever their streams: a step's inputs, of a few KiB, would wait for all KV blocks
-# that were submitted before, 20 ms for a GiB. A kernel's accesses go past those.
+# that were submitted before, 20 ms for a GiB. A kernel's accesses do not queue there.
 COPY_THREADS = 256
 PIECES = Constant(4, "that a thread has on the bus at a time")
 PIECE_TYPES = {16: "uint4", 4: "unsigned", 1: "unsigned char"}  # by size

@@ -135,7 +135,7 @@ def test_a_step_waits_for_the_part_that_has_its_block() -> None:
     assert tiers is not None
     tiers.finish_copies()
     held: list[Any] = []
-    tiers._hold_steps = held.append  # type: ignore[method-assign]
+    tiers._hold_steps = held.append  # type: ignore[method-assign, assignment]
     blocks = [0, 1, 2, 3, 4]
     tail = tiers.save_tail(blocks, 0, 20)
     assert tail is not None
