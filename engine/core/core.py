@@ -312,6 +312,8 @@ class EngineCore:
             in_flight.append((step, self._runner.start(step.batch), submitted))
             self.scheduler.index_prefixes()
             self.block_manager.store_ahead()
+            if self._tiers is not None and self.scheduler.loading:
+                self._tiers.go_on(beside_prompts=not step.is_decode)
         if len(in_flight) > 1:
             self._finish_step(outputs)
         if step is not None:

@@ -455,7 +455,7 @@ class Scheduler:
         """Let sequences run whose blocks have come."""
         tiers = self.block_manager.tiers
         assert tiers is not None
-        tiers.poll()
+        tiers.poll(before_step=bool(self.running))
         for sequence in [each for each in self.loading if each.load is not None and each.load.is_done]:
             first = self.block_manager.finish_load(sequence)
             self.loading.remove(sequence)

@@ -1,4 +1,4 @@
-"""Uploads of many small host arrays in one H2D copy."""
+"""Uploads of many small host arrays in one H2D copy, which goes past larger ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepUpload:
         used = self._used if nbytes is None else nbytes
         if used:
             memory, copied = self._stages[self._index]
-            self._device.upload_async(self.buffer.pointer, memory.array[: min(used, self.nbytes)])
+            self._device.upload_small(self.buffer.pointer, memory.array[: min(used, self.nbytes)])
             copied.record()
             self._index = (self._index + 1) % len(self._stages)
         self._used = 0

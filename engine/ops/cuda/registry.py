@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from tessera.engine.cuda import memory
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -57,6 +58,7 @@ GROUPS = (
     expert_mxfp4,
     sm90_experts,
     training,
+    memory,
 )
 ENCODER_GROUPS = (
     linear,
@@ -68,6 +70,7 @@ ENCODER_GROUPS = (
     activation,
     elementwise,
     encoder,
+    memory,
 )  # all that a text encoder launches
 
 
