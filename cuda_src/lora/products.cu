@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   load_a(a_high, g + 8, k);
   wait_for_earlier_kernels();
 
-  const int end = gridDim.z > 1 ? k + LORA_SLICE : warp * LORA_CHUNK + ceil_div(width, LORA_SLICE) * LORA_SLICE;
+  const int end =
+      gridDim.z > 1 ? k + LORA_SLICE : warp * LORA_CHUNK + ceil_div(width, LORA_SLICE) * LORA_SLICE;
   float total = 0.0f;
   while (true) {
     float sums[2][4] = {};
@@ -166,8 +167,8 @@ struct ShrunkTile {
   T low[LORA_ROWS][STRIDE];
   float scales[LORA_ROWS];  // by which float16, whose range is small, has been divided
 
-  // By all threads, a warp a row, 0 from the rank on; a barrier must follow. `from_first`: of row 0; `rows`: lane (g,
-  // t) has rows g and 8 + g of the tile.
+  // By all threads, a warp a row, 0 from the rank on; a barrier must follow. `from_first`: of row 0; `rows`:
+  // lane (g, t) has rows g and 8 + g of the tile.
   __device__ __forceinline__ void fill(const float* from_first, const int (&rows)[2], int count,
                                        long long row_size, long long slice_size, int slices, int rank,
                                        float factor) {
@@ -183,8 +184,10 @@ struct ShrunkTile {
         const int r = i * WARP_SIZE + lane;
         sums[i] = 0.0f;
         if (r < rank && factor != 0.0f) {
-#pragma unroll 8
-          for (int slice = 0; slice < slices; ++slice) sums[i] += load_updated(from + slice * slice_size + r);
+          const float* of_slice = from + r;
+#pragma unroll 4
+          for (int slice = 0; slice < slices; ++slice, of_slice += slice_size)
+            sums[i] += load_updated(of_slice);
           sums[i] *= factor;
         }
         largest = fmaxf(largest, fabsf(sums[i]));
@@ -201,13 +204,14 @@ struct ShrunkTile {
   }
 };
 
-// Of mma's tile of 16 rows by 32 columns sums[j] are columns 8 j to 8 j + 7: += the product of ranks `base` on.
+// Of mma's tile of 16 rows by 32 columns sums[j] are columns 8 j to 8 j + 7: += the product of ranks `base`
+// on.
 template <typename T, int STEPS, int MOST_RANKS>
 __device__ __forceinline__ void multiply_ranks(float (&sums)[4][4], const ShrunkTile<T, MOST_RANKS>& tile,
                                                int base, const uint2 (&weights)[4][STEPS]) {
   const int lane = threadIdx.x % WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
-  auto multiply = [&](const T (&rows)[LORA_ROWS][ShrunkTile<T, MOST_RANKS>::STRIDE], int s) {
+  auto multiply = [&](const T(&rows)[LORA_ROWS][ShrunkTile<T, MOST_RANKS>::STRIDE], int s) {
     const int r = base + 16 * s + 4 * t;
     const uint2 upper = *reinterpret_cast<const uint2*>(&rows[g][r]);
     const uint2 lower = *reinterpret_cast<const uint2*>(&rows[g + 8][r]);
@@ -241,7 +245,8 @@ __device__ __forceinline__ void add_sums(Vec<T, SEGMENT> (&values)[2], const flo
 
 // As silu_mul_kernel does it.
 template <typename T>
-__device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates, const Vec<T, SEGMENT>& ups) {
+__device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates,
+                                                    const Vec<T, SEGMENT>& ups) {
   Vec<T, SEGMENT> result;
 #pragma unroll
   for (int c = 0; c < SEGMENT; ++c) {
@@ -266,11 +271,12 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 // Unit of work: a warp GROUPS times 32 features of the rows of a tile, 16 * STEPS ranks at a time, all of
 // them if MOST_RANKS is not more. The order of sums depends on the ranks alone.
 template <typename T, int GROUPS, int STEPS, int MOST_RANKS, bool GATED>
-__global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, 4) lora_expand_kernel(LORA_EXPAND_PARAMS(T)) {
+__global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, MOST_RANKS > 32 ? 3 : 4)
+    lora_expand_kernel(LORA_EXPAND_PARAMS(T)) {
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
   static_assert(GROUPS % 2 == 0, "each group of the first part has one of the second if GATED");
   static_assert(MOST_RANKS % (16 * STEPS) == 0, "ranks are whole steps");
-  constexpr int GROUP = 4 * SEGMENT;                    // features
+  constexpr int GROUP = 4 * SEGMENT;                       // features
   constexpr int OWN_GROUPS = GATED ? GROUPS / 2 : GROUPS;  // of a warp in a part
   constexpr int BLOCK_FEATURES = LORA_EXPAND_WARPS * OWN_GROUPS * GROUP;
   __shared__ __align__(16) ShrunkTile<T, MOST_RANKS> tiles[GATED ? 2 : 1];
@@ -309,21 +315,22 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, 4) lora_expand_k
       return;
     }
   }
-  // Column g of mma's 8 features `j` is feature g / 2 * 8 + 2 j + g % 2, so that of a row a lane gets the sums
-  // of a segment; lane t has ranks 4 t to 4 t + 3 of each step.
+  // Column g of mma's 8 features `j` is feature g / 2 * 8 + 2 j + g % 2, so that of a row a lane gets the
+  // sums of a segment; lane t has ranks 4 t to 4 t + 3 of each step.
   uint2 weights[GROUPS][4][STEPS];
   auto load_weights = [&](int base) {
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) {
+      const long long feature =
+          static_cast<long long>(tile.slot) * features + group_of(i) + g / 2 * SEGMENT + g % 2;
+      const T* const from = b + feature * max_rank + base + 4 * t;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int offset = g / 2 * SEGMENT + 2 * j + g % 2;
-        const T* const from = b + (static_cast<long long>(tile.slot) * features + group_of(i) + offset) * max_rank;
 #pragma unroll
         for (int s = 0; s < STEPS; ++s) {
-          const int r = base + 16 * s + 4 * t;
+          const bool is_there = base + 16 * s + 4 * t < rank && is_inside(i, g / 2 * SEGMENT);
           weights[i][j][s] = make_uint2(0, 0);
-          if (r < rank && is_inside(i, offset)) load_past_l1(weights[i][j][s], from + r);
+          if (is_there) load_past_l1(weights[i][j][s], from + 2 * j * max_rank + 16 * s);
         }
       }
     }
@@ -357,8 +364,8 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, 4) lora_expand_k
     const long long row_size = static_cast<long long>(parts) * max_rank;
 #pragma unroll
     for (int p = 0; p < (GATED ? 2 : 1); ++p) {
-      tiles[p].fill(shrunk + (part + p) * max_rank, rows, tile.count, row_size, row_size * num_rows, slices, rank,
-                    own_factors[p]);
+      tiles[p].fill(shrunk + (part + p) * max_rank, rows, tile.count, row_size, row_size * num_rows, slices,
+                    rank, own_factors[p]);
     }
     __syncthreads();
     float sums[GROUPS][4][4] = {};

@@ -172,6 +172,29 @@ def test_sums_beyond_float16_small(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
     np.testing.assert_allclose(found[1].astype(np.float32), found[0].astype(np.float32), rtol=2e-3)
 
 
+def test_adapters_in_a_recording_small(cuda_device: Any, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Kernels that read groups before they wait find those of this run's slots."""
+    num_rows, columns, part_rows, dtype = 5, 64, (32, 32), bfloat16
+    x, out = random_array(1, (num_rows, columns), dtype), random_array(2, (num_rows, 64), dtype)
+    stacks = [stack_of(ops, dtype, columns, part_rows, (8, 8), 8, num_rows) for ops in (cpu_ops, cuda_ops)]
+    rows = rows_of(cuda_ops, np.full(num_rows, -1), 2)
+    inputs, sums = (from_numpy(array, cuda_ops.device) for array in (x, out))
+    cuda_ops.reserve_adapters(dtype)
+    with cuda_device.capture() as recorded:
+        cuda_ops.group_rows(rows, 2)
+        for _ in range(2):
+            cuda_ops._add_adapters(inputs, stacks[1], rows, sums)
+    graph = recorded()
+    for slots in (np.array([1, -1, 0, 1, 1]), np.array([-1, 0, 0, -1, 1])):
+        rows.slots.upload(slots.astype(np.int32))
+        sums.upload(out)
+        graph.launch()
+        expected = from_numpy(out.copy(), cpu_ops.device)
+        for _ in range(2):
+            cpu_ops._add_adapters(from_numpy(x, cpu_ops.device), stacks[0], rows_of(cpu_ops, slots, 2), expected)
+        assert_close(sums.numpy(), expected.numpy(), dtype, roundings=2)
+
+
 @pytest.mark.parametrize("max_rank", [16, 24, 40])
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
 def test_silu_after_adapters_small(dtype: Any, max_rank: int, cuda_ops: CudaOps) -> None:
