@@ -37,6 +37,21 @@ __device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Line& a_l
   }
 }
 
+// A lane's segments from `from` on, of which `columns` are left in the row; 0 behind them. Chunks that are
+// whole, as nearly all are, take no branches.
+template <typename T, typename Load>
+__device__ __forceinline__ void load_line(Line& line, const T* from, int columns, Load load) {
+  if (columns > (CHUNK_LINES - 1) * 4 * SEGMENT) {
+#pragma unroll
+    for (int i = 0; i < CHUNK_LINES; ++i) line[i] = load(from + 4 * i * SEGMENT);
+  } else {
+#pragma unroll
+    for (int i = 0; i < CHUNK_LINES; ++i) {
+      line[i] = 4 * i * SEGMENT < columns ? load(from + 4 * i * SEGMENT) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
 // shrunk[slice, row, p, r] = sum over the slice's k of x[row, k] * a[slot, p, r, k], for r below the slot's
 // rank; where the grid has one block for all slices, their sum in order as slice 0.
 //   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank on; factors
@@ -69,58 +84,48 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     wait_for_earlier_kernels();  // the next kernel waits for this one alone
     return;
   }
-  int rows[2];  // of x, of this lane as mma's columns g and 8 + g
+  const int matrix = (tile.slot * parts + part) * max_rank + first;
+  const T* const a_rows = a + static_cast<long long>(matrix + g) * width + t * SEGMENT;
+  const bool has_high = first + 8 < rank;  // row first + 8 + g is there then: slots have whole segments
+  Line a_low, a_high = {};
+  auto load_a = [&](int k) {
+    auto load = [](const T* from) { return load_once_16(from); };
+    const int columns = width - k - t * SEGMENT;
+    load_line(a_low, a_rows + k, columns, load);
+    if (has_high) load_line(a_high, a_rows + 8ll * width + k, columns, load);
+  };
+
+  int k = blockIdx.z * LORA_SLICE + warp * LORA_CHUNK;
+  load_a(k);
+  // Of x, at this lane's first segment; of places behind the last any row, whose sums are not stored.
+  const T* rows[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int place = 8 * half + g;
-    rows[half] = place < tile.count ? load_updated(groups + tile.begin + place) : -1;
+    const int row = load_updated(groups + tile.begin + min(8 * half + g, tile.count - 1));
+    rows[half] = x + static_cast<long long>(row) * width + t * SEGMENT;
   }
   const int place = threadIdx.x / LORA_RANKS, r = threadIdx.x % LORA_RANKS;  // of the sum that it adds up
-  const int row = place < tile.count ? load_updated(groups + tile.begin + place) : -1;
-
-  const T* const matrix = a + (static_cast<long long>(tile.slot * parts + part) * max_rank + first) * width;
-  auto load_a = [&](Line& line, int r, int k) {
-    const T* const from = matrix + static_cast<long long>(r) * width;
-#pragma unroll
-    for (int i = 0; i < CHUNK_LINES; ++i) {
-      const int column = k + (4 * i + t) * SEGMENT;
-      line[i] = first + r < rank && column < width ? load_once_16(from + column) : make_uint4(0, 0, 0, 0);
-    }
+  const int row = load_updated(groups + tile.begin + min(place, tile.count - 1));
+  auto load_x = [&](Line& line, int half, int k) {
+    auto load = [](const T* from) { return load_updated(reinterpret_cast<const uint4*>(from)); };
+    load_line(line, rows[half] + k, width - k - t * SEGMENT, load);
   };
-  auto load_x = [&](Line& line, int row, int k) {
-    const T* const from = x + static_cast<long long>(row) * width;
-#pragma unroll
-    for (int i = 0; i < CHUNK_LINES; ++i) {
-      const int column = k + (4 * i + t) * SEGMENT;
-      line[i] = make_uint4(0, 0, 0, 0);
-      if (row >= 0 && column < width) line[i] = load_updated(reinterpret_cast<const uint4*>(from + column));
-    }
-  };
-
-  Line a_low, a_high;
-  int k = blockIdx.z * LORA_SLICE + warp * LORA_CHUNK;
-  load_a(a_low, g, k);
-  load_a(a_high, g + 8, k);
   wait_for_earlier_kernels();
 
   const int end =
       gridDim.z > 1 ? k + LORA_SLICE : warp * LORA_CHUNK + ceil_div(width, LORA_SLICE) * LORA_SLICE;
+  const bool has_more = tile.count > 8;
   float total = 0.0f;
   while (true) {
     float sums[2][4] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (8 * half >= tile.count) continue;
-      Line values;
-      load_x(values, rows[half], k);
-      multiply_chunk<T>(sums[half], a_low, a_high, values);
-    }
+    Line values[2];
+    load_x(values[0], 0, k);
+    if (has_more) load_x(values[1], 1, k);
+    multiply_chunk<T>(sums[0], a_low, a_high, values[0]);
+    if (has_more) multiply_chunk<T>(sums[1], a_low, a_high, values[1]);
     k += LORA_SLICE;
     const bool is_last = k >= end;
-    if (!is_last) {
-      load_a(a_low, g, k);
-      load_a(a_high, g + 8, k);
-    }
+    if (!is_last) load_a(k);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -134,7 +139,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     if (is_last) break;
     __syncthreads();
   }
-  if (row < 0 || first + r >= rank) return;
+  if (place >= tile.count || first + r >= rank) return;
   const long long place_of_row = static_cast<long long>(blockIdx.z) * num_rows + row;
   shrunk[(place_of_row * parts + part) * max_rank + first + r] = total;
 }
@@ -166,43 +171,65 @@ struct ShrunkTile {
   T high[LORA_ROWS][STRIDE];
   T low[LORA_ROWS][STRIDE];
   float scales[LORA_ROWS];  // by which float16, whose range is small, has been divided
+};
 
-  // By all threads, a warp a row, 0 from the rank on; a barrier must follow. `from_first`: of row 0; `rows`:
-  // lane (g, t) has rows g and 8 + g of the tile.
-  __device__ __forceinline__ void fill(const float* from_first, const int (&rows)[2], int count,
-                                       long long row_size, long long slice_size, int slices, int rank,
-                                       float factor) {
-    const int lane = threadIdx.x % WARP_SIZE;
-    for (int place = threadIdx.x / WARP_SIZE; place < count; place += LORA_EXPAND_WARPS) {
-      const int row = __shfl_sync(FULL_WARP, place < 8 ? rows[0] : rows[1], place % 8 * 4);
-      const float* const from = from_first + row * row_size;
-      constexpr int ROUNDS = ceil_div(MOST_RANKS, static_cast<int>(WARP_SIZE));
-      float sums[ROUNDS];
-      float largest = 0.0f;
+// The largest of the lane's `SIZE` lanes.
+template <int SIZE>
+__device__ __forceinline__ float largest_of(float value) {
 #pragma unroll
-      for (int i = 0; i < ROUNDS; ++i) {
-        const int r = i * WARP_SIZE + lane;
-        sums[i] = 0.0f;
-        if (r < rank && factor != 0.0f) {
-          const float* of_slice = from + r;
+  for (int offset = SIZE / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(FULL_WARP, value, offset));
+  }
+  return value;
+}
+
+// Fills the tiles of the parts from the one that `shrunk` points to on, 0 from the rank on. By all threads, a
+// warp a row; a barrier must follow. Lane (g, t) passes rows g and 8 + g of the tile.
+template <typename T, int MOST_RANKS, int PARTS>
+__device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PARTS], const float* shrunk,
+                                           const int (&rows)[2], int count, long long row_size,
+                                           long long slice_size, int max_rank, int slices, int rank,
+                                           const float (&factors)[2]) {
+  constexpr int ROUNDS = ceil_div(PARTS * MOST_RANKS, static_cast<int>(WARP_SIZE));
+  constexpr int SHARING = MOST_RANKS < WARP_SIZE ? MOST_RANKS : WARP_SIZE;  // lanes of the same part
+  const int lane = threadIdx.x % WARP_SIZE;
+  auto part_of = [&](int i) { return (i * WARP_SIZE + lane) / MOST_RANKS; };
+  auto rank_of = [&](int i) { return (i * WARP_SIZE + lane) % MOST_RANKS; };
+  auto factor_of = [&](int i) {
+    return part_of(i) == 0 ? factors[0] : part_of(i) < PARTS ? factors[1] : 0.0f;
+  };
+  for (int place = threadIdx.x / WARP_SIZE; place < count; place += LORA_EXPAND_WARPS) {
+    const int row = __shfl_sync(FULL_WARP, place < 8 ? rows[0] : rows[1], place % 8 * 4);
+    const float* from = shrunk + row * row_size;
+    float sums[ROUNDS] = {};
 #pragma unroll 4
-          for (int slice = 0; slice < slices; ++slice, of_slice += slice_size)
-            sums[i] += load_updated(of_slice);
-          sums[i] *= factor;
-        }
-        largest = fmaxf(largest, fabsf(sums[i]));
-      }
-      PowerOfTwo scale;
-      if constexpr (!has_float_range<T>) scale.set_below(warp_max(largest));
-      if (lane == 0) scales[place] = scale.value;
+    for (int slice = 0; slice < slices; ++slice, from += slice_size) {
 #pragma unroll
       for (int i = 0; i < ROUNDS; ++i) {
-        const int r = i * WARP_SIZE + lane;
-        if (r < MOST_RANKS) split_sum(sums[i] * scale.inverse, high[place][r], low[place][r]);
+        const bool is_there = rank_of(i) < rank && factor_of(i) != 0.0f;
+        if (is_there) sums[i] += load_updated(from + part_of(i) * max_rank + rank_of(i));
       }
     }
+    float largest[PARTS] = {};
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i) {
+      sums[i] *= factor_of(i);
+      float& of_part = largest[i * WARP_SIZE / MOST_RANKS];
+      of_part = fmaxf(of_part, fabsf(sums[i]));
+    }
+#pragma unroll
+    for (int i = 0; i < ROUNDS; ++i) {
+      PowerOfTwo scale;
+      if constexpr (!has_float_range<T>) {
+        scale.set_below(largest_of<SHARING>(largest[i * WARP_SIZE / MOST_RANKS]));
+      }
+      if (part_of(i) >= PARTS) continue;
+      ShrunkTile<T, MOST_RANKS>& tile = tiles[part_of(i)];
+      if (rank_of(i) == 0) tile.scales[place] = scale.value;
+      split_sum(sums[i] * scale.inverse, tile.high[place][rank_of(i)], tile.low[place][rank_of(i)]);
+    }
   }
-};
+}
 
 // Of mma's tile of 16 rows by 32 columns sums[j] are columns 8 j to 8 j + 7: += the product of ranks `base`
 // on.
@@ -227,19 +254,14 @@ __device__ __forceinline__ void multiply_ranks(float (&sums)[4][4], const Shrunk
   }
 }
 
-// A lane's segments of rows g and g + 8 += the sums of 8 columns a lane, rounded once.
+// A lane's segment of row g, or g + 8 for half 1, += the sums of 8 columns a lane, rounded once.
 template <typename T>
-__device__ __forceinline__ void add_sums(Vec<T, SEGMENT> (&values)[2], const float (&sums)[4][4],
-                                         const float* scales) {
-  const int g = threadIdx.x % WARP_SIZE / 4;
+__device__ __forceinline__ void add_sums(Vec<T, SEGMENT>& values, const float (&sums)[4][4],
+                                         const float* scales, int half) {
+  const float scale = has_float_range<T> ? 1.0f : scales[threadIdx.x % WARP_SIZE / 4 + 8 * half];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float scale = has_float_range<T> ? 1.0f : scales[g + 8 * half];
-#pragma unroll
-    for (int c = 0; c < SEGMENT; ++c) {
-      T& value = values[half][c];
-      value = from_float<T>(to_float(value) + scale * sums[c / 2][2 * half + c % 2]);
-    }
+  for (int c = 0; c < SEGMENT; ++c) {
+    values[c] = from_float<T>(to_float(values[c]) + scale * sums[c / 2][2 * half + c % 2]);
   }
 }
 
@@ -264,14 +286,14 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 //        `third`
 //   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if GATED
 // Layout: row-major; b, out and activated 16-byte aligned, max_rank, features, second and third multiples of
-// 8.
+// 8; max_rank is 16 where MOST_RANKS is.
 // Grid: tiles, then if GATED tiles of LORA_ROWS rows for those without an adapter; blocks of 32 * GROUPS *
 // LORA_EXPAND_WARPS features of a part, or half as many of both parts if GATED.
 // Block: LORA_EXPAND_WARPS warps. Shared memory: none dynamic.
 // Unit of work: a warp GROUPS times 32 features of the rows of a tile, 16 * STEPS ranks at a time, all of
 // them if MOST_RANKS is not more. The order of sums depends on the ranks alone.
 template <typename T, int GROUPS, int STEPS, int MOST_RANKS, bool GATED>
-__global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, MOST_RANKS > 32 ? 3 : 4)
+__global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RANKS <= 32 ? 4 : 3)
     lora_expand_kernel(LORA_EXPAND_PARAMS(T)) {
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
   static_assert(GROUPS % 2 == 0, "each group of the first part has one of the second if GATED");
@@ -316,57 +338,70 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, MOST_RANKS > 32 
     }
   }
   // Column g of mma's 8 features `j` is feature g / 2 * 8 + 2 j + g % 2, so that of a row a lane gets the
-  // sums of a segment; lane t has ranks 4 t to 4 t + 3 of each step.
+  // sums of a segment; lane t has ranks 4 t to 4 t + 3 of each step. Behind the last feature and rank it is
+  // any weight: the sums are not stored, the sums with A are 0.
+  const int stride = MOST_RANKS == 16 ? 16 : max_rank;
+  const bool is_whole = first + BLOCK_FEATURES <= end;
+  const T* const b_rows = b + (static_cast<long long>(tile.slot) * features + g % 2) * stride;
   uint2 weights[GROUPS][4][STEPS];
-  auto load_weights = [&](int base) {
+  auto load_weights = [&](int base, bool whole) {
 #pragma unroll
     for (int i = 0; i < GROUPS; ++i) {
-      const long long feature =
-          static_cast<long long>(tile.slot) * features + group_of(i) + g / 2 * SEGMENT + g % 2;
-      const T* const from = b + feature * max_rank + base + 4 * t;
+      const int segment = group_of(i) + g / 2 * SEGMENT;
+      const T* const from =
+          b_rows + static_cast<long long>(whole ? segment : min(segment, features - SEGMENT)) * stride;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int s = 0; s < STEPS; ++s) {
+        const bool is_there = base + 16 * s < rank;
+        const int r = base + 16 * s + 4 * t;
+        const T* const from_rank = from + (MOST_RANKS == 16 ? 4 * t : min(r, max_rank - 4));
 #pragma unroll
-        for (int s = 0; s < STEPS; ++s) {
-          const bool is_there = base + 16 * s + 4 * t < rank && is_inside(i, g / 2 * SEGMENT);
+        for (int j = 0; j < 4; ++j) {
           weights[i][j][s] = make_uint2(0, 0);
-          if (is_there) load_past_l1(weights[i][j][s], from + 2 * j * max_rank + 16 * s);
+          if (is_there) load_past_l1(weights[i][j][s], from_rank + 2 * j * stride);
         }
       }
     }
   };
-  load_weights(0);
-  int rows[2];
+  if (is_whole) {
+    load_weights(0, true);
+  } else {
+    load_weights(0, false);
+  }
+  int rows[2];  // -1: none
+  if (is_adapted) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int place = g + 8 * half;
-    if (is_adapted) {
-      rows[half] = place < tile.count ? load_updated(groups + tile.begin + place) : -1;
-    } else {
-      const int row = (blockIdx.x - num_tiles) * LORA_ROWS + place;
+    for (int half = 0; half < 2; ++half) {
+      const int row = load_updated(groups + tile.begin + min(8 * half + g, tile.count - 1));
+      rows[half] = 8 * half + g < tile.count ? row : -1;
+    }
+  } else {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = (blockIdx.x - num_tiles) * LORA_ROWS + 8 * half + g;
       rows[half] = row < num_rows && load_updated(slots + row) < 0 ? row : -1;
     }
   }
+  const bool has_more = !is_adapted || tile.count > 8;
   wait_for_earlier_kernels();
 
   using Segment = Vec<T, SEGMENT>;
   Segment values[GROUPS][2] = {};
+  auto load_values = [&](int half) {
+    const T* const from = out + static_cast<long long>(rows[half]) * features + t * SEGMENT;
 #pragma unroll
-  for (int i = 0; i < GROUPS; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < GROUPS; ++i) {
       if (rows[half] < 0 || !is_inside(i, t * SEGMENT)) continue;
-      const T* const from = out + static_cast<long long>(rows[half]) * features + group_of(i) + t * SEGMENT;
-      *reinterpret_cast<uint4*>(values[i][half].data) = load_updated(reinterpret_cast<const uint4*>(from));
+      *reinterpret_cast<uint4*>(values[i][half].data) =
+          load_updated(reinterpret_cast<const uint4*>(from + group_of(i)));
     }
-  }
+  };
+  load_values(0);
+  if (has_more) load_values(1);
   if (is_adapted) {
     const long long row_size = static_cast<long long>(parts) * max_rank;
-#pragma unroll
-    for (int p = 0; p < (GATED ? 2 : 1); ++p) {
-      tiles[p].fill(shrunk + (part + p) * max_rank, rows, tile.count, row_size, row_size * num_rows, slices,
-                    rank, own_factors[p]);
-    }
+    fill_tiles(tiles, shrunk + part * max_rank, rows, tile.count, row_size, row_size * num_rows, max_rank,
+               slices, rank, own_factors);
     __syncthreads();
     float sums[GROUPS][4][4] = {};
     for (int base = 0;;) {
@@ -376,21 +411,27 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, MOST_RANKS > 32 
       }
       base += 16 * STEPS;
       if (16 * STEPS == MOST_RANKS || base >= rank) break;
-      load_weights(base);
+      load_weights(base, false);
     }
+    auto add = [&](int half) {
 #pragma unroll
-    for (int i = 0; i < GROUPS; ++i) add_sums(values[i], sums[i], tiles[i / OWN_GROUPS].scales);
+      for (int i = 0; i < GROUPS; ++i) add_sums(values[i][half], sums[i], tiles[i / OWN_GROUPS].scales, half);
+    };
+    add(0);
+    if (has_more) add(1);
   }
+  auto store = [&](int half) {
+    T* const to = (GATED ? activated + static_cast<long long>(rows[half]) * second
+                         : out + static_cast<long long>(rows[half]) * features) +
+                  t * SEGMENT;
 #pragma unroll
-  for (int i = 0; i < OWN_GROUPS; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < OWN_GROUPS; ++i) {
       if (rows[half] < 0 || !is_inside(i, t * SEGMENT)) continue;
       Segment result = values[i][half];
       if (GATED) result = silu_mul<T>(result, values[i + GROUPS - OWN_GROUPS][half]);
-      T* const to = GATED ? activated + static_cast<long long>(rows[half]) * second
-                          : out + static_cast<long long>(rows[half]) * features;
-      result.store(to + group_of(i) + t * SEGMENT);
+      result.store(to + group_of(i));
     }
-  }
+  };
+  store(0);
+  if (has_more) store(1);
 }

@@ -177,7 +177,7 @@ class ExpandShape(NamedTuple):
     Attributes:
         groups: of 32 features that a warp takes; halves are of both parts where the activation follows.
         steps: of 16 ranks at a time.
-        most_ranks: that it can do.
+        most_ranks: that it can do; with 16 it does no others.
     """
 
     groups: int
@@ -193,6 +193,14 @@ class ExpandShape(NamedTuple):
 
 
 EXPAND_SHAPES = (ExpandShape(4, 1, 16), ExpandShape(2, 2, 32), ExpandShape(2, 2, 256))
+
+
+def expand_shape(max_rank: int) -> ExpandShape:
+    if max_rank == EXPAND_SHAPES[0].most_ranks:
+        return EXPAND_SHAPES[0]
+    return next(shape for shape in EXPAND_SHAPES[1:] if max_rank <= shape.most_ranks)
+
+
 WHOLE_BLOCKS = 4  # for each multiprocessor: as many that take the whole width each are enough
 
 TILE_INTS = 3  # slot, first place, number of rows
@@ -321,7 +329,7 @@ def _launch_expand(
     num_rows, features = out.shape
     num_slots, parts, max_rank, _ = stack.a.shape
     gated = activated is not None
-    shape = next(shape for shape in EXPAND_SHAPES if max_rank <= shape.most_ranks)
+    shape = expand_shape(max_rank)
     second, third = _part_starts(stack)
     params = LoraExpandParams(
         shrunk=stack.selection.shrunk,
