@@ -12,6 +12,7 @@ import numpy as np
 from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import RowFlag
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
+from tessera.engine.core.draft_layout import Rounds, find_layout
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import (
@@ -162,8 +163,12 @@ class SlotTable:
             [-1 - sequence.slot if sequence.num_pending_tokens else sequence.token_ids[-1] for sequence in sequences],
             np.int32,
         )
-        if not admitted and max(num_scheduled) == 1 and (num_tokens == starts + 1).all():
-            step = self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+        if not admitted and (num_tokens == starts + 1).all():
+            drafts = [len(sequence.draft) for sequence in sequences]
+            if any(drafts):
+                step = self._gather_verified(sequences, num_scheduled, drafts, slots, starts, newest)
+            else:
+                step = self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
         else:
             step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
             step.admitted = admitted
@@ -281,7 +286,7 @@ class SlotTable:
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
-        rounds = _Rounds(num_drafts[sampled_rows] if num_drafts.ndim else np.zeros(len(sampled), np.int32))
+        rounds = Rounds(num_drafts[sampled_rows] if num_drafts.ndim else np.zeros(len(sampled), np.int32))
         of_rows = sampled_rows[rounds.order] if rounds.sizes else sampled_rows
         sampling = self._gather_sampling(slots[of_rows], (context_lens - num_drafts)[of_rows] + rounds.depths)
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
@@ -326,7 +331,7 @@ class SlotTable:
             filled=filled,
             constrained=[(row, sampled[rounds.order[row]], int(rounds.depths[row])) for row in constrained_rows],
             prompt_rows=askers,
-            verified=rounds.drafts(sampled),
+            verified=_verified(rounds, sampled),
         )
 
     def _draft_ids(self, sequence: Sequence) -> list[int]:
@@ -389,6 +394,52 @@ class SlotTable:
             constrained=[(row, sequences[row], 0) for row in constrained_rows],
         )
 
+    def _gather_verified(
+        self,
+        sequences: list[Sequence],
+        counts: list[int],
+        num_drafts: list[int],
+        slots: Int32Array,
+        starts: Int32Array,
+        newest: Int32Array,
+    ) -> ScheduledStep:
+        """A token and a draft, if any, of each sequence, all sampled. The device waits for this step, so what depends
+        on the drafts' lengths alone is looked up."""
+        layout = find_layout(tuple(num_drafts))
+        rows, rounds, order = layout.rows, layout.rounds, layout.rounds.order
+        context_lens = starts + layout.counts
+        positions = starts.take(rows) + layout.offsets
+        blocks = self._block_tables[slots.take(rows), positions // self._block_size]
+        input_ids = np.empty(len(positions), np.int32)
+        input_ids[layout.cu_seqlens_q[:-1]] = newest
+        input_ids[layout.drafts] = [token_id for sequence in sequences for token_id in self._draft_ids(sequence)]
+        sampling = self._gather_sampling(slots.take(order), starts.take(order) + layout.lasts)
+        constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
+        filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size).tolist()
+        batch = StepBatch(
+            input_ids=input_ids,
+            positions=positions + self._rope_rows[slots].take(rows) if self._has_rope_rows else positions,
+            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
+            table_rows=slots,
+            cu_seqlens_q=layout.cu_seqlens_q,
+            context_lens=context_lens,
+            logits_indices=layout.logits_indices,
+            sampling=sampling,
+            table_updates=self._take_updates(sequences),
+            is_constrained=bool(constrained_rows),
+            adapter_slots=self._gather_adapters(slots, layout.counts) if self._has_adapters else None,
+            rounds=rounds.sizes,
+        )
+        return ScheduledStep(
+            batch=batch,
+            sequences=sequences,
+            num_scheduled_tokens=counts,
+            sampled=sequences,
+            filled=[(sequences[row], int(context_lens[row])) for row in filled_rows],
+            constrained=[(row, sequences[order[row]], int(rounds.depths[row])) for row in constrained_rows],
+            verified=_verified(rounds, sequences),
+        )
+
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
         """Of each token; None if none has an adapter. `counts`: tokens of each sequence, if not one."""
         found = self._adapter_slots[slots]
@@ -402,40 +453,13 @@ class SlotTable:
         return SamplingBatch.of(rows)
 
 
-class _Rounds:
-    """The order of the sampled rows of sequences with `num_drafts` [N] draft tokens; see `StepBatch.rounds`.
-
-    Attributes:
-        order: [S] each row's sequence.
-        depths: [S] draft tokens before each row.
-        sizes: of the rounds; () where there is no draft.
-    """
-
-    sizes: tuple[int, ...]
-
-    def __init__(self, num_drafts: Int32Array) -> None:
-        most = int(num_drafts.max(initial=0))
-        if not most:
-            self.sizes = ()
-            self.order, self.depths = np.arange(len(num_drafts)), np.zeros(len(num_drafts), np.int32)
-            return
-        members = [np.flatnonzero(num_drafts >= depth) for depth in range(most + 1)]
-        self.sizes = tuple([len(each) for each in members])
-        self.order = np.concatenate(members)
-        self.depths = np.repeat(np.arange(most + 1, dtype=np.int32), [len(each) for each in members])
-
-    def drafts(self, sampled: list[Sequence]) -> list[VerifiedDraft]:
-        if not self.sizes:
-            return []
-        rows: dict[int, list[int]] = {}
-        for row in range(len(sampled), len(self.order)):
-            rows.setdefault(int(self.order[row]), []).append(row)
-        return [_verified(index, sampled[index], rows[index]) for index in sorted(rows)]
-
-
-def _verified(index: int, sequence: Sequence, rows: list[int]) -> VerifiedDraft:
-    tokens, slot = ([], sequence.slot) if _drafts_on_device(sequence) else (sequence.draft, -1)
-    return VerifiedDraft(index, tokens, rows, sequence.draft_source, slot)
+def _verified(rounds: Rounds, sampled: list[Sequence]) -> list[VerifiedDraft]:
+    drafts: list[VerifiedDraft] = []
+    for index, rows in rounds.drafted:
+        sequence = sampled[index]
+        tokens, slot = ([], sequence.slot) if _drafts_on_device(sequence) else (sequence.draft, -1)
+        drafts.append(VerifiedDraft(index, tokens, rows, sequence.draft_source, slot))
+    return drafts
 
 
 def _drafts_on_device(sequence: Sequence) -> bool:
