@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import Tensor
@@ -135,8 +133,8 @@ class StepGraphs:
     def _find_verified(self, batch: StepBatch, shape: StepShape) -> StepGraph | None:
         """Each token may be a row, and is sampled; padded tokens are rows of their own."""
         place = bisect_left(self._verified_sizes, shape.num_tokens)
-        longest = int(np.diff(batch.cu_seqlens_q).max(initial=0))
-        if place == len(self._verified_sizes) or longest > self._draft_tokens + 1:
+        # There is a round of sampled rows for each token of the longest row.
+        if place == len(self._verified_sizes) or len(batch.rounds) > self._draft_tokens + 1:
             return None
         size = self._verified_sizes[place]
         return self._steps[StepShape(size, size, size, verifies=True)]
