@@ -137,7 +137,7 @@ class SlotTable:
 
     def note_rejected(self, sequence: Sequence) -> None:
         """Draft tokens of the sequence were rejected: what penalties count must be made anew."""
-        if sequence.params.flags & RowFlag.PENALIZED:
+        if self._rows["flags"][sequence.slot] & RowFlag.PENALIZED:
             self._stale.append(sequence)
 
     def release_slot(self, sequence: Sequence) -> None:

@@ -18,7 +18,7 @@ UNEVEN_TOKENS = (640, 896, 1280, 1792)
 PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
 PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # including a row for the padded tokens
 
-MAX_VERIFIED_TOKENS = 128  # up to so many tokens, steps that verify drafts have graphs
+MAX_VERIFIED_TOKENS = 512  # up to so many tokens, steps that verify drafts have graphs
 
 MAX_SHORT_CONTEXT_SEQS = 16  # up to so many decodes have graphs for short contexts too
 
