@@ -200,13 +200,7 @@ class SlotTable:
                 sequence.num_drafter_tokens += len(sequence.draft) - 1
         batch = self._draft_step(limits, readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
         batch.table_updates = step.batch.table_updates
-        steps = [batch]
-        for number in range(1, max([len(sequence.draft) for sequence in drafting], default=0)):
-            longer = [sequence for sequence in drafting if len(sequence.draft) > number]
-            ones = np.ones(len(longer), np.int32)
-            positions = np.array([sequence.num_tokens + number - 1 for sequence in longer], np.int32)
-            newest = np.array([-1 - sequence.slot for sequence in longer], np.int32)
-            steps.append(self._draft_step(limits, longer, ones, positions, newest, ones.astype(bool)))
+        steps = [batch, *self._later_draft_steps(limits, drafting)]
         step.batch.drafting = tuple(steps)
         step.reads_texts = bool((counts > limits.caught_up).any())
 
@@ -239,6 +233,40 @@ class SlotTable:
             logits_indices=last[samples],
             sampling=self._gather_sampling(slots[samples], context_lens[samples] + limits.shift),
         )
+
+    def _later_draft_steps(self, limits: DraftLimits, drafting: list[Sequence]) -> list[StepBatch]:
+        """Those behind the first: each reads the tokens that the one before has chosen, of the drafts that go on."""
+        num_drafts = np.array([len(sequence.draft) for sequence in drafting], np.int32)
+        most = int(num_drafts.max(initial=0))
+        if most < 2:
+            return []
+        slots = np.array([sequence.slot for sequence in drafting], np.int32)
+        lengths = np.array([sequence.num_tokens for sequence in drafting], np.int32)
+        rope_rows = [first_row(limits.short_rope_len, sequence.max_num_tokens) for sequence in drafting]
+        positions = lengths + np.arange(-limits.shift, most - 1 - limits.shift, dtype=np.int32)[:, None]
+        columns = np.minimum(positions // self._block_size, self._block_tables.shape[1] - 1)
+        slot_mapping = self._block_tables[slots, columns] * np.int32(self._block_size) + positions % self._block_size
+        rows = positions + np.array(rope_rows, np.int32)
+        sampling = self._gather_sampling(slots, lengths)
+        steps: list[StepBatch] = []
+        for number in range(1, most):
+            kept = np.flatnonzero(num_drafts > number)
+            context_lens = positions[number - 1, kept] + np.int32(1)
+            chosen = sampling.rows.take(kept)
+            chosen["position"] = context_lens + np.int32(limits.shift)
+            steps.append(
+                StepBatch(
+                    input_ids=-1 - slots[kept],
+                    positions=rows[number - 1, kept],
+                    slot_mapping=slot_mapping[number - 1, kept],
+                    table_rows=slots[kept],
+                    cu_seqlens_q=self._numbers[: len(kept) + 1],
+                    context_lens=context_lens,
+                    logits_indices=self._numbers[: len(kept)],
+                    sampling=SamplingBatch(chosen, sampling.flags),
+                )
+            )
+        return steps
 
     def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
         if self._stale:

@@ -73,6 +73,11 @@ class StepGraphs:
         """Numbers of tokens, ascending, to which a step with prompts is best filled; none before `capture`."""
         return tuple(size for size in self._prompt_tokens if size in FULL_TOKENS) if self._steps else ()
 
+    @property
+    def recorded(self) -> list[StepGraph]:
+        """Of each shape, once it is captured, without those for short contexts."""
+        return list(self._steps.values())
+
     def shapes(self) -> list[StepShape]:
         """All shapes to capture, largest first."""
         decodes = [StepShape(size, size, size) for size in self._decode_sizes]
