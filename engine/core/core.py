@@ -437,7 +437,7 @@ class EngineCore:
         now: float,
     ) -> None:
         """Append the tokens behind accepted draft tokens to the outputs that were `emitted` for the tokens in front."""
-        if any([step.sampled[draft.index].constraint is not None for draft in step.verified]):
+        if any(step.sampled[draft.index].constraint is not None for draft in step.verified):
             for sequences, rows in step.accepted_rows(num_accepted):  # constraints advance together
                 chosen = [token_ids[row] for row in rows]
                 logprobs = [all_logprobs[row] for row in rows] if all_logprobs is not None else repeat(None)
@@ -458,7 +458,11 @@ class EngineCore:
                 finish_reason = sequence.append(token_id)
                 output = emitted[sequence]
                 output.token_ids.append(token_id)
-                if output.logprobs is not None and all_logprobs is not None and (found := all_logprobs[row]) is not None:
+                if (
+                    output.logprobs is not None
+                    and all_logprobs is not None
+                    and (found := all_logprobs[row]) is not None
+                ):
                     output.logprobs.append(found)
                 if finish_reason is not None:
                     output.finish_reason = finish_reason

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import RowFlag
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
 from tessera.engine.core.draft_layout import Rounds, find_layout
+from tessera.engine.core.drafter_steps import DrafterSteps, SlotArrays
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import (
@@ -24,7 +24,7 @@ from tessera.engine.core.step_batch import (
     draft_reference,
 )
 from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
-from tessera.engine.speculation.model_drafts import ON_DEVICE
+from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
 
 
@@ -98,8 +98,6 @@ class SlotTable:
     ) -> None:
         """`draft_limits`: of a draft model, whose `draft_keys` are known."""
         self._batch_invariant = batch_invariant
-        self._draft_keys = draft_keys
-        self._draft_limits = draft_limits
         self._num_slots = num_slots
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -111,6 +109,10 @@ class SlotTable:
         self._has_rope_rows = False  # any but 0, until now
         self._adapter_slots = np.full(num_slots, -1, np.int32)
         self._has_adapters = False  # any, until now
+        self._drafter_steps: DrafterSteps | None = None
+        if draft_keys is not None and draft_limits is not None:
+            arrays = SlotArrays(self._block_tables, self._rows, self._numbers)
+            self._drafter_steps = DrafterSteps(draft_keys, draft_limits, arrays, block_size)
         self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
     def assign_slot(self, sequence: Sequence) -> None:
@@ -173,100 +175,10 @@ class SlotTable:
             step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
             step.admitted = admitted
             step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
-        if self._draft_keys is not None and self._draft_limits is not None:
-            self._gather_drafting(step, self._draft_keys, self._draft_limits)
+        if self._drafter_steps is not None:
+            batch = step.batch
+            batch.drafting, step.reads_texts = self._drafter_steps.gather(sequences, batch.table_updates)
         return self._renew_stale(step)
-
-    def _gather_drafting(self, step: ScheduledStep, keys: DraftKeys, limits: DraftLimits) -> None:
-        """The draft model's steps before this one: the first reads what it has not read of the texts."""
-        readers = [sequence for sequence in step.sequences if sequence.num_drafter_chunk]
-        if not readers:
-            return
-        samples = np.array([_drafts_on_device(sequence) for sequence in readers], bool)
-        drafting = [readers[index] for index in np.flatnonzero(samples).tolist()]
-        counts = np.array([sequence.num_drafter_chunk for sequence in readers], np.int32)
-        starts = np.array([sequence.num_drafter_tokens for sequence in readers], np.int32)
-        stops = np.cumsum(counts, dtype=np.int32)
-        positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(starts - (stops - counts), counts)
-        input_ids = array("i")
-        for sequence in readers:
-            first = sequence.num_drafter_tokens
-            stop = first + sequence.num_drafter_chunk
-            input_ids += sequence.token_ids[first:stop]
-            keys.note_computed(sequence.block_table, first, stop)
-            sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
-        if not limits.rereads:
-            for sequence in drafting:
-                sequence.num_drafter_tokens += len(sequence.draft) - 1
-        batch = self._draft_step(limits, readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
-        batch.table_updates = step.batch.table_updates
-        steps = [batch, *self._later_draft_steps(limits, drafting)]
-        step.batch.drafting = tuple(steps)
-        step.reads_texts = bool((counts > limits.caught_up).any())
-
-    def _draft_step(
-        self,
-        limits: DraftLimits,
-        sequences: list[Sequence],
-        counts: Int32Array,
-        positions: Int32Array,
-        input_ids: Int32Array,
-        samples: np.ndarray[Any, np.dtype[np.bool_]],
-    ) -> StepBatch:
-        """One of the draft model: consecutive tokens of each sequence, of which those that `samples` says are sampled
-        as their step will, without adjustments."""
-        slots = np.array([sequence.slot for sequence in sequences], np.int32)
-        cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        last = cu_seqlens_q[1:] - 1
-        positions = positions - np.int32(limits.shift)
-        context_lens = positions[last] + 1
-        blocks = self._block_tables[np.repeat(slots, counts), positions // self._block_size]
-        rows = [first_row(limits.short_rope_len, sequence.max_num_tokens) for sequence in sequences]
-        return StepBatch(
-            input_ids=input_ids,
-            positions=positions + np.repeat(np.array(rows, np.int32), counts),
-            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
-            table_rows=slots,
-            cu_seqlens_q=cu_seqlens_q,
-            context_lens=context_lens,
-            logits_indices=last[samples],
-            sampling=self._gather_sampling(slots[samples], context_lens[samples] + limits.shift),
-        )
-
-    def _later_draft_steps(self, limits: DraftLimits, drafting: list[Sequence]) -> list[StepBatch]:
-        """Those behind the first: each reads the tokens that the one before has chosen, of the drafts that go on."""
-        num_drafts = np.array([len(sequence.draft) for sequence in drafting], np.int32)
-        most = int(num_drafts.max(initial=0))
-        if most < 2:
-            return []
-        slots = np.array([sequence.slot for sequence in drafting], np.int32)
-        lengths = np.array([sequence.num_tokens for sequence in drafting], np.int32)
-        rope_rows = [first_row(limits.short_rope_len, sequence.max_num_tokens) for sequence in drafting]
-        positions = lengths + np.arange(-limits.shift, most - 1 - limits.shift, dtype=np.int32)[:, None]
-        columns = np.minimum(positions // self._block_size, self._block_tables.shape[1] - 1)
-        slot_mapping = self._block_tables[slots, columns] * np.int32(self._block_size) + positions % self._block_size
-        rows = positions + np.array(rope_rows, np.int32)
-        sampling = self._gather_sampling(slots, lengths)
-        steps: list[StepBatch] = []
-        for number in range(1, most):
-            kept = np.flatnonzero(num_drafts > number)
-            context_lens = positions[number - 1, kept] + np.int32(1)
-            chosen = sampling.rows.take(kept)
-            chosen["position"] = context_lens + np.int32(limits.shift)
-            steps.append(
-                StepBatch(
-                    input_ids=-1 - slots[kept],
-                    positions=rows[number - 1, kept],
-                    slot_mapping=slot_mapping[number - 1, kept],
-                    table_rows=slots[kept],
-                    cu_seqlens_q=self._numbers[: len(kept) + 1],
-                    context_lens=context_lens,
-                    logits_indices=self._numbers[: len(kept)],
-                    sampling=SamplingBatch(chosen, sampling.flags),
-                )
-            )
-        return steps
 
     def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
         if self._stale:
@@ -364,7 +276,7 @@ class SlotTable:
 
     def _draft_ids(self, sequence: Sequence) -> list[int]:
         draft, slot = sequence.draft, sequence.slot
-        if not _drafts_on_device(sequence):
+        if not is_on_device(draft):
             return draft
         return [draft_reference(number, slot, self._num_slots) for number in range(len(draft))]
 
@@ -485,13 +397,9 @@ def _verified(rounds: Rounds, sampled: list[Sequence]) -> list[VerifiedDraft]:
     drafts: list[VerifiedDraft] = []
     for index, rows in rounds.drafted:
         sequence = sampled[index]
-        tokens, slot = ([], sequence.slot) if _drafts_on_device(sequence) else (sequence.draft, -1)
+        tokens, slot = ([], sequence.slot) if is_on_device(sequence.draft) else (sequence.draft, -1)
         drafts.append(VerifiedDraft(index, tokens, rows, sequence.draft_source, slot))
     return drafts
-
-
-def _drafts_on_device(sequence: Sequence) -> bool:
-    return bool(sequence.draft) and sequence.draft[0] == ON_DEVICE
 
 
 def _needs_mask(sequence: Sequence) -> bool:
