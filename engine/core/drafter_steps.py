@@ -133,7 +133,8 @@ class DrafterSteps:
         """Of tokens in the KV cache; positions beyond a table, which no draft has, get any."""
         tables, block_size = self._slots.block_tables, np.int32(self._block_size)
         columns = np.minimum(positions // block_size, np.int32(tables.shape[1] - 1))
-        return tables[slots, columns] * block_size + positions % block_size
+        blocks: Int32Array = tables[slots, columns]
+        return blocks * block_size + positions % block_size
 
     def _rope_rows(self, sequences: list[Sequence]) -> Int32Array:
         short_len = self._limits.short_rope_len

@@ -119,15 +119,15 @@ class DraftModel(ModelRunner):
         """Also of what chooses a few tokens: to launch that kernel by kernel takes longer than a small model's step."""
         super().capture()
         for step in self._graphs.recorded:
-            self._capture_choices(step)
+            self._capture_choices(self.device, step)
 
-    def _capture_choices(self, step: StepGraph) -> None:
+    def _capture_choices(self, device: Any, step: StepGraph) -> None:
         shape = step.inputs.shape
         if shape.num_sampled > MAX_CAPTURED_ROWS or shape.num_tokens > MAX_CAPTURED_TOKENS:
             return
         for number in range(self._drafts.shape[0] if shape.is_decode else 1):  # a first step may read several tokens
             for filtered in (False, True):
-                with self.device.capture() as finish:
+                with device.capture() as finish:
                     chosen = self._choose_tokens(step.logits, step.inputs, filtered=filtered)
                     self._keep(chosen, step.inputs, number)
                 self._choices[shape, number, filtered] = finish()
