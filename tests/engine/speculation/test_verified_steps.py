@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.core.draft_layout import find_layout
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.runner.upload import StepUpload
+from tessera.engine.speculation.draft_layout import find_layout
 from tessera.engine.tensor import CPU, from_numpy, int32, zeros
 from tests.support.decoder_harness import Row, as_verification, step_batch
 from tests.support.fake_runner import Harness

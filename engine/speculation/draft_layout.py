@@ -7,10 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tessera.engine.core.step_batch import Int32Array
-
 MAX_LAYOUTS = 256  # that are kept, of a few kilobytes each
 
+Int32Array: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 Indices: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
 
 
