@@ -23,6 +23,7 @@ from tessera.engine.ops.cuda import (
 )
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
+from tessera.engine.ops.cuda.moe import router as expert_router
 from tessera.engine.ops.cuda.moe import routing as expert_routing
 from tessera.engine.ops.cuda.moe import rows as expert_rows
 from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
@@ -49,6 +50,7 @@ GROUPS = (
     encoder,
     collectives,
     expert_routing,
+    expert_router,
     expert_rows,
     expert_tiles,
     expert_decode,

@@ -16,11 +16,12 @@ from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.moe import blocks, decode, routing, rows, sm90, tiles
 from tessera.engine.ops.cuda.moe.blocks import ExpertBlockOperands
 from tessera.engine.ops.cuda.moe.experts import ExpertOperands
+from tessera.engine.ops.cuda.moe.router import launch_router, router_kernels
 from tessera.engine.ops.cuda.moe.routing import launch_route
 from tessera.engine.ops.cuda.moe.rows import launch_combine, launch_gather
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
-from tessera.engine.ops.linear_interface import Activation
+from tessera.engine.ops.linear_interface import Activation, RMSNorm
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor
 
@@ -42,6 +43,7 @@ class MoEOps(DequantizeOps):
         kernels += routing.instantiations(tuple({name, "float"}))
         for weight, num_experts in experts:
             (part,) = weight.parts
+            kernels += router_kernels(num_experts, weight.shape[1], name)
             if isinstance(part.format, PackedFormat):
                 if dtype.itemsize == HALF_BYTES:
                     kernels += sorted(blocks.kernels_of(part.format, name), key=str)
@@ -53,6 +55,21 @@ class MoEOps(DequantizeOps):
         self, logits: Tensor, routing: Routing, out: Routed, bias: Tensor | None, correction: Tensor | None
     ) -> None:
         launch_route(self.device, logits, routing, out, bias, correction)
+
+    def _route_rows(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        routing: Routing,
+        out: Routed,
+        norm: RMSNorm | None,
+        bias: Tensor | None,
+        correction: Tensor | None,
+    ) -> bool:
+        weight = router.dense
+        if self.batch_invariant or weight is None or router.bias is not None or router.order is not None:
+            return False
+        return launch_router(self.device, x, norm, weight, routing, out, bias, correction)
 
     def _expert_up(
         self,
