@@ -2,6 +2,10 @@
 
 #include "router_product.cuh"
 
+// Registers for blocks of the kernels around it beside its own, so that each starts early.
+template <int TOKENS, int HALVES>
+constexpr int MIN_BLOCKS = TOKENS > 8 && HALVES > 8 ? 1 : 2;
+
 // experts[t, i] and weights[t, i] = the choice for token t by logits[t, e] = sum over k of y[t, k] * weight[e, k],
 // + bias[e], as `route_kernel` makes it. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm, rounded to T,
 // which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are those of
@@ -18,7 +22,7 @@
 // before the kernels in front have ended. Its warps share k, and their sums are added in order, so a logit
 // depends on its row alone. The first block then chooses, a warp a token.
 template <typename T, int TOKENS, int UNITS, int HALVES>
-__cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS, 1)
+__cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, HALVES>)
     route_rows_kernel(ROUTE_ROWS_PARAMS(T)) {
   using V = RouterVariant<T, TOKENS, UNITS, HALVES>;
   using Blocks = Cluster<ROUTER_BLOCKS>;

@@ -317,6 +317,33 @@ def test_a_row_of_an_expert_does_not_depend_on_the_others_small(dtype: np.dtype[
     )
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 14])
+@pytest.mark.parametrize("inner", [40, 768])
+def test_products_that_begin_early_are_the_same_small(inner: int, num_tokens: int, cuda_ops: CudaOps) -> None:
+    """Down and sum read the routing before they wait where up, in front of them, has waited for it: the same bits."""
+    mixture = Mixture(bfloat16, num_tokens, num_experts=9, top_k=3, hidden=296, inner=inner)
+    ops, device = cuda_ops, cuda_ops.device
+    pairs, x = 3 * num_tokens, from_numpy(mixture.x, cuda_ops.device)
+    weights = [
+        mixture.weight(ops, stored, columns, bias)
+        for stored, columns, bias in zip((mixture.up, mixture.down), (296, inner), mixture.biases, strict=True)
+    ]
+
+    def outputs(routings: list[Routed]) -> list[Array]:
+        product, rows = (poisoned((pairs, width), bfloat16, device) for width in (2 * inner, 296))
+        activated = poisoned((pairs, inner), bfloat16, device)
+        outputs, total = poisoned((pairs, 296), bfloat16, device), from_numpy(mixture.x, device)
+        ops.expert_up(x, weights[0], routings[0], "silu_mul", product=product, gathered=rows, out=activated)
+        ops.expert_down(activated, weights[1], routings[1], outputs)
+        ops.combine_experts(outputs, routings[2], total, accumulate=True)
+        return [tensor.numpy().view(np.uint16).copy() for tensor in (outputs, total)]
+
+    early = outputs([mixture.routed(ops)] * 3)
+    late = outputs([mixture.routed(ops) for _ in range(3)])
+    for one, other in zip(early, late, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 SINK_ROWS = {
     "decodes": ((1, 40), (1, 3), (1, 700)),
     "one decode": ((1, 300),),

@@ -31,6 +31,10 @@ MOST_DEQUANTISED = 1 << 27  # elements at a time, unless one expert has more
 
 
 class MoEOps(DequantizeOps):
+    # Of which the kernels launched next find all there before they wait, because a product that waited for it has been
+    # launched since (`decode.launch`).
+    _settled: Routed | None = None
+
     def reserve_experts(self, experts: Iterable[tuple[LinearWeight, int]], dtype: np.dtype[Any]) -> None:
         """Compile and allocate beforehand what mixtures take; of each weight the number of experts in it."""
         experts = list(experts)
@@ -54,6 +58,7 @@ class MoEOps(DequantizeOps):
     def _route(
         self, logits: Tensor, routing: Routing, out: Routed, bias: Tensor | None, correction: Tensor | None
     ) -> None:
+        self._settled = None
         launch_route(self.device, logits, routing, out, bias, correction)
 
     def _route_rows(
@@ -66,6 +71,7 @@ class MoEOps(DequantizeOps):
         bias: Tensor | None,
         correction: Tensor | None,
     ) -> bool:
+        self._settled = None
         weight = router.dense
         if self.batch_invariant or weight is None or router.bias is not None or router.order is not None:
             return False
@@ -86,6 +92,7 @@ class MoEOps(DequantizeOps):
         is_gathered = False
         for operands in self._dense(ExpertOperands(x, x, weight.bias, routed, True, activation, out), weight):
             if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands):
+                self._settled = routed
                 return
             sorted_rows = operands._replace(x=gathered, gathers=False)
             if sm90.can_do(self.device, sorted_rows):
@@ -102,7 +109,8 @@ class MoEOps(DequantizeOps):
         if self._in_blocks(ExpertBlockOperands(x, weight, routed, False, None, out)):
             return
         for operands in self._dense(ExpertOperands(x, x, weight.bias, routed, False, None, out), weight):
-            if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands):
+            settled = self._settled is routed
+            if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands, settled=settled):
                 return
             if sm90.can_do(self.device, operands):
                 sm90.launch(self.device, operands)
@@ -118,7 +126,9 @@ class MoEOps(DequantizeOps):
         accumulate: bool,
         out: Tensor,
     ) -> None:
-        launch_combine(self.device, x, routed, shared, shared_gate, out, accumulate=accumulate)
+        settled = self._settled is routed
+        self._settled = None  # what `out` holds now is not
+        launch_combine(self.device, x, routed, shared, shared_gate, out, accumulate=accumulate, settled=settled)
 
     def _few(self, routed: Routed, rows: int = FEW_ROWS) -> bool:
         return not self.batch_invariant and routed.pairs.size <= rows * (routed.offsets.size - 1)
