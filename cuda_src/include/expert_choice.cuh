@@ -120,8 +120,8 @@ struct ExpertChoice {
   int groups, chosen_groups;
   float scale, jitter;
 
-  // Lane i < top_k gets the i-th expert of a token and its weight. `logit(expert)`: of this lane's experts, and
-  // of those chosen; NaN counts as the smallest. `row`: shared memory of a float for each expert.
+  // Lane i < top_k gets the i-th expert of a token and its weight. `logit(expert)`: of this lane's experts,
+  // and of those chosen; NaN counts as the smallest. `row`: shared memory of a float for each expert.
   template <int PER_LANE, typename Logit>
   __device__ __forceinline__ void choose(Logit logit, float* row, int& chosen, float& weight) const {
     const int lane = threadIdx.x % WARP_SIZE;
@@ -162,8 +162,7 @@ struct ExpertChoice {
     for (int i = 0; i < top_k; ++i) {
       int expert;
       const float largest = scores.largest(expert);
-      const float value =
-          kind == ROUTE_SPARSEMIXER ? sparsemixer_weight(scores, largest, jitter) : largest;
+      const float value = kind == ROUTE_SPARSEMIXER ? sparsemixer_weight(scores, largest, jitter) : largest;
       scores.take(expert);
       if (i == 0) first = largest;
       if (lane == i) {

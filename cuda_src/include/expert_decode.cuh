@@ -1,5 +1,5 @@
-// The parts of products of few rows by experts' weights, as those of decode_product.cuh, with another weight and
-// other rows of x for each tile.
+// The parts of products of few rows by experts' weights, as those of decode_product.cuh, with another weight
+// and other rows of x for each tile.
 #pragma once
 
 #include "decode_product.cuh"
@@ -14,8 +14,8 @@ struct DecodeTile {
   int column;  // which tile of columns
 };
 
-// The experts that have rows. All threads of a block make it together; `starts` and `chunks` are shared memory
-// of MAX_EXPERTS + 1 words each.
+// The experts that have rows. All threads of a block make it together; `starts` and `chunks` are shared
+// memory of MAX_EXPERTS + 1 words each.
 template <int TOKENS>
 class UsedExperts {
   static constexpr int EXPERT_BITS = 12;
@@ -98,8 +98,8 @@ class UsedExperts {
   int end_ = 0;
 };
 
-// A block's tiles, of which it walks over a contiguous part: of an expert all chunks take a tile of columns one
-// after the other, while it is in L2.
+// A block's tiles, of which it walks over a contiguous part: of an expert all chunks take a tile of columns
+// one after the other, while it is in L2.
 template <int TOKENS, int UNITS>
 struct BlockTiles {
   const UsedExperts<TOKENS>& experts;
@@ -192,7 +192,8 @@ class ExpertProducer {
         place_(first),
         from_(weight),
         unit_elements_(static_cast<long long>(UNIT) * in_features),
-        middle_elements_(gated ? static_cast<long long>(tiles.features - (V::UNITS / 2 - 1) * UNIT) * in_features
+        middle_elements_(gated ? static_cast<long long>(tiles.features - (V::UNITS / 2 - 1) * UNIT) *
+                                     in_features
                                : unit_elements_),
         gated_(gated),
         policy_(evict_first_policy()) {}

@@ -1,5 +1,5 @@
-// The parts of a router of few tokens: its product, of which each block of a cluster has some experts, and the
-// order of pairs by expert.
+// The parts of a router of few tokens: its product, of which each block of a cluster has some experts, and
+// the order of pairs by expert.
 #pragma once
 
 #include "cluster.cuh"

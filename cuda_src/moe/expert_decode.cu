@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(THREADS, 2) expert_decode_kernel(EXPERT_DECODE
   TilePlace<TOKENS, UNITS> place(tiles);
   const WarpSteps<V> steps(in_features);
   const NormPrologue<V> no_norm = {nullptr, nullptr, sums_of_squares, in_features, 0.0f};
-  ExpertProducer<V> producer(ring, tiles, place, steps.count, {x, pairs, top_k, x_stride}, weight, in_features,
-                             gated);
+  ExpertProducer<V> producer(ring, tiles, place, steps.count, {x, pairs, top_k, x_stride}, weight,
+                             in_features, gated);
   if (settled) {
     producer.fill_weights();
     wait_for_earlier_kernels();
@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(THREADS, 2) expert_decode_kernel(EXPERT_DECODE
       consumer.advance();
     }
     const DecodeTile tile = place.tile(tiles);
-    if (place.index > tiles.begin) __syncthreads();  // the partial sums of the tile before may still be in use
+    if (place.index > tiles.begin)
+      __syncthreads();  // the partial sums of the tile before may still be in use
     consumer.share_sums(partial, tile.rows);
     __syncthreads();
     epilogue.store(tile, partial);

@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(ROUTE_WARPS* WARP_SIZE) route_kernel(ROUTE_PAR
     const float value = load_updated(logits + static_cast<long long>(token) * num_experts + expert);
     return bias == nullptr ? value : value + to_float(bias[expert]);
   };
-  const ExpertChoice choice = {correction, num_experts, top_k, kind, normalised, groups, chosen_groups,
-                               scale,      jitter};
+  const ExpertChoice choice = {correction, num_experts,   top_k, kind,  normalised,
+                               groups,     chosen_groups, scale, jitter};
   int chosen;
   float weight;
   choice.choose<PER_LANE>(logit, rows[warp], chosen, weight);

@@ -6,11 +6,13 @@
 template <int TOKENS, int HALVES>
 constexpr int MIN_BLOCKS = TOKENS > 8 && HALVES > 8 ? 1 : 2;
 
-// experts[t, i] and weights[t, i] = the choice for token t by logits[t, e] = sum over k of y[t, k] * weight[e, k],
-// + bias[e], as `route_kernel` makes it. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm, rounded to T,
-// which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are those of
+// experts[t, i] and weights[t, i] = the choice for token t by logits[t, e] = sum over k of y[t, k] *
+// weight[e, k],
+// + bias[e], as `route_kernel` makes it. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm, rounded to
+// T, which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are those of
 // `group_pairs_kernel`; else that has to follow.
-//   in:  x [num_tokens, in_features] T; norm [in_features] T or null; weight [num_experts, in_features] T; bias
+//   in:  x [num_tokens, in_features] T; norm [in_features] T or null; weight [num_experts, in_features] T;
+//   bias
 //        [num_experts] T or null; correction [num_experts] float or null; kind one of ROUTE_*
 //   out: normed [num_tokens, in_features] T, with `norm`; experts [num_tokens, top_k] int; weights
 //        [num_tokens, top_k] float; offsets [num_experts + 1] int; pairs, places [num_tokens * top_k] int
@@ -34,7 +36,8 @@ __cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS,
   __shared__ __align__(16) unsigned keys[TOKENS * ROUTER_TOP_K];
   uint4* const of_experts = reinterpret_cast<uint4*>(shared_memory);
   uint4* const gains = of_experts + UNITS * HALVES * THREADS + warp_of_thread() * HALVES * 4;
-  float2* const partial = reinterpret_cast<float2*>(of_experts + UNITS * HALVES * THREADS + WARPS * HALVES * 4);
+  float2* const partial =
+      reinterpret_cast<float2*>(of_experts + UNITS * HALVES * THREADS + WARPS * HALVES * 4);
   const int rank = Blocks::rank();
   const int lane = lane_of_thread(), warp = warp_of_thread();
   const int first_token = blockIdx.x / ROUTER_BLOCKS * TOKENS;
@@ -71,8 +74,8 @@ __cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS,
   Blocks::sync();
   if (rank != 0) return;
 
-  const ExpertChoice choice = {correction, num_experts, top_k, kind, normalised, groups, chosen_groups,
-                               scale,      jitter};
+  const ExpertChoice choice = {correction, num_experts,   top_k, kind,  normalised,
+                               groups,     chosen_groups, scale, jitter};
 #pragma unroll 1
   for (int token = warp; token < count; token += WARPS) {
     auto logit = [&](int expert) {

@@ -58,13 +58,13 @@ struct CombineBatch {
 // out[t] = the sum of weights[t, i] * x[places[t, i]] in the order of i, + shared[t], times
 // 1 / (1 + exp(-shared_gate[t])) where there is a gate, + out[t] if `accumulate`; rounded once.
 //   in:  x [num_tokens * top_k, width] T; weights [num_tokens, top_k] float; places [num_tokens, top_k] int;
-//        shared [num_tokens, width] T or null; shared_gate [num_tokens] float or null; settled: places, weights
-//        and what `out` holds were written before the kernel in front began
+//        shared [num_tokens, width] T or null; shared_gate [num_tokens] float or null; settled: places,
+//        weights and what `out` holds were written before the kernel in front began
 //   out: out [num_tokens, width] T
-// Layout: contiguous rows of any length; 16-byte accesses where addresses allow them, which `whole` says of all
-// rows: x and out 16-byte aligned, width a multiple of CHUNK.
-// Grid: (tokens, blocks that cover a row). Block: whole warps. Shared memory: none.
-// Unit of work: CHUNK elements of one row per thread; rows of COMBINE_BATCH experts are on their way at a time.
+// Layout: contiguous rows of any length; 16-byte accesses where addresses allow them, which `whole` says of
+// all rows: x and out 16-byte aligned, width a multiple of CHUNK. Grid: (tokens, blocks that cover a row).
+// Block: whole warps. Shared memory: none. Unit of work: CHUNK elements of one row per thread; rows of
+// COMBINE_BATCH experts are on their way at a time.
 template <typename T>
 __global__ void __launch_bounds__(256) combine_experts_kernel(COMBINE_EXPERTS_PARAMS(T)) {
   ASSERT_ELEMENT(T);

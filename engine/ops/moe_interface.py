@@ -133,7 +133,9 @@ class MoEOps(CheckedOps):
         _require(routing.chosen_groups <= routing.groups and top_k <= in_groups, "expert groups", operand)
         for vector in (bias, correction):
             if vector is not None:
-                _require(vector.shape == (num_experts,) and vector.dtype in FLOAT_DTYPES, "router bias", vector, operand)
+                _require(
+                    vector.shape == (num_experts,) and vector.dtype in FLOAT_DTYPES, "router bias", vector, operand
+                )
         if correction is not None:
             fits = correction.dtype == float32 and routing.kind in ("sigmoid", "softmax")
             _require(fits, "router correction", correction)

@@ -64,7 +64,9 @@ def test_route_small(
             np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(("num_tokens", "num_experts", "hidden"), [(1, 128, 2048), (5, 32, 2880), (16, 60, 264), (27, 128, 512)])
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "hidden"), [(1, 128, 2048), (5, 32, 2880), (16, 60, 264), (27, 128, 512)]
+)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_router_of_few_tokens_small(
