@@ -6,14 +6,12 @@
 template <int TOKENS, int HALVES>
 constexpr int MIN_BLOCKS = TOKENS > 8 && HALVES > 8 ? 1 : 2;
 
-// experts[t, i] and weights[t, i] = the choice for token t by logits[t, e] = sum over k of y[t, k] *
-// weight[e, k],
-// + bias[e], as `route_kernel` makes it. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm, rounded to
-// T, which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are those of
-// `group_pairs_kernel`; else that has to follow.
+// experts[t, i] and weights[t, i] = the choice for token t, as `route_kernel` makes it, by logits[t, e] = sum
+// over k of y[t, k] * weight[e, k], + bias[e]. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm,
+// rounded to T, which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are
+// those of `group_pairs_kernel`; else that has to follow.
 //   in:  x [num_tokens, in_features] T; norm [in_features] T or null; weight [num_experts, in_features] T;
-//   bias
-//        [num_experts] T or null; correction [num_experts] float or null; kind one of ROUTE_*
+//        bias [num_experts] T or null; correction [num_experts] float or null; kind one of ROUTE_*
 //   out: normed [num_tokens, in_features] T, with `norm`; experts [num_tokens, top_k] int; weights
 //        [num_tokens, top_k] float; offsets [num_experts + 1] int; pairs, places [num_tokens * top_k] int
 // Layout: row-major; x, normed, norm and weight 16-byte aligned; in_features a multiple of 8, at most 256 *

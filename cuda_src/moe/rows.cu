@@ -61,10 +61,10 @@ struct CombineBatch {
 //        shared [num_tokens, width] T or null; shared_gate [num_tokens] float or null; settled: places,
 //        weights and what `out` holds were written before the kernel in front began
 //   out: out [num_tokens, width] T
-// Layout: contiguous rows of any length; 16-byte accesses where addresses allow them, which `whole` says of
-// all rows: x and out 16-byte aligned, width a multiple of CHUNK. Grid: (tokens, blocks that cover a row).
-// Block: whole warps. Shared memory: none. Unit of work: CHUNK elements of one row per thread; rows of
-// COMBINE_BATCH experts are on their way at a time.
+// Layout: contiguous rows of any length; 16-byte accesses where addresses allow them, `whole` where those of
+// x and out do and width is a multiple of CHUNK.
+// Grid: (tokens, blocks that cover a row). Block: whole warps. Shared memory: none.
+// Unit of work: CHUNK elements of one row per thread, which has the rows of COMBINE_BATCH experts on the way.
 template <typename T>
 __global__ void __launch_bounds__(256) combine_experts_kernel(COMBINE_EXPERTS_PARAMS(T)) {
   ASSERT_ELEMENT(T);
