@@ -13,7 +13,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InInt, InT, Int32, OutT
-from tessera.engine.ops.cuda.linear.decode import SEGMENT_BYTES, THREADS, UNIT, WARPS
+from tessera.engine.ops.cuda.linear.decode import SEGMENT_BYTES, THREADS, UNIT, WARPS, Limits
 from tessera.engine.ops.cuda.moe.experts import ACTIVATIONS, CLAMPED_SWIGLU, NONE, SILU, ExpertOperands
 from tessera.engine.ops.cuda.types import HALF_BYTES, WARP_SIZE, aligned, ceil_div, cuda_type
 
@@ -52,11 +52,10 @@ declare_header(
 
 STATIC_BYTES = 5 * 1024  # of a block's shared memory, at most
 RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, for each block
-BLOCKS_A_MULTIPROCESSOR = 2
 MOST_ROWS = 8  # of an expert on average
-# A second block on each multiprocessor hides what the first waits for between tiles. With fewer tiles its place is
-# better for a block of the kernel behind, which then copies its weights while this one ends.
-TILES_FOR_TWO_BLOCKS = 16  # of a multiprocessor, at most
+# From as many tiles of a multiprocessor on, a second block on each hides what the first waits for between tiles. With
+# fewer its place is better for a block of the kernel behind, which then copies its weights while this one ends.
+TILES_FOR_TWO_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,17 @@ class ExpertDecodeTile:
         return ring + WARPS * self.units * groups * WARP_SIZE * 8
 
 
-TILES = (ExpertDecodeTile(8, 4, 5), ExpertDecodeTile(8, 4, 4), ExpertDecodeTile(16, 4, 3))
+UNITS = 4
+# Stages by tokens: where two blocks share a multiprocessor; where it has one, so large that no two of a kernel meet on
+# a multiprocessor while another idles; and what has room beside that.
+STAGES_OF_TWO = {8: 5, 16: 3}
+STAGES_OF_ONE = {8: 6, 16: 4}
+STAGES_BEHIND_ONE = {8: 4, 16: 3}
+TILES = tuple(
+    ExpertDecodeTile(tokens, UNITS, count)
+    for tokens in STAGES_OF_TWO
+    for count in sorted({stages[tokens] for stages in (STAGES_OF_TWO, STAGES_OF_ONE, STAGES_BEHIND_ONE)}, reverse=True)
+)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -86,23 +95,31 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [(EXPERT_DECODE, tile.template(dtype)) for dtype in dtypes if dtype != "float" for tile in TILES]
 
 
-def choose_tile(num_pairs: int, num_experts: int, shared_limit: int) -> ExpertDecodeTile | None:
-    """For tiles of 16 rows where experts have more than 4 each on average; None where none fits.
+def choose_tile(
+    num_pairs: int, num_experts: int, columns: int, limits: Limits, *, behind: bool
+) -> tuple[ExpertDecodeTile, int] | None:
+    """The variant, and the number of blocks; None where none fits. Tiles of 16 rows where experts have more than 4
+    each on average.
 
-    The one of which a multiprocessor has room for two blocks, if there is any.
+    Args:
+        columns: tiles of columns of an expert.
+        behind: it begins while another of these products runs.
     """
     if num_pairs > MOST_ROWS * num_experts:
         return None
     tokens = 8 if num_pairs <= 4 * num_experts else 16
-    sizes = [(tile, tile.shared_bytes + STATIC_BYTES) for tile in TILES if tile.tokens == tokens]
-    fitting = [(tile, size) for tile, size in sizes if size <= shared_limit]
-    twice = (tile for tile, size in fitting if _fit_twice(size, shared_limit))
-    return next(twice, fitting[0][0] if fitting else None)
-
-
-def _fit_twice(size: int, shared_limit: int) -> bool:
-    """Whether a multiprocessor has room for two such blocks; one may use all of it but what is reserved."""
-    return BLOCKS_A_MULTIPROCESSOR * (size + RESERVED_BYTES) <= shared_limit + RESERVED_BYTES
+    most = columns * min(num_pairs, num_experts + num_pairs // tokens)  # tiles
+    two = ExpertDecodeTile(tokens, UNITS, STAGES_OF_TWO[tokens])
+    reserved = 2 * (two.shared_bytes + STATIC_BYTES + RESERVED_BYTES)
+    if most >= TILES_FOR_TWO_BLOCKS * limits.multiprocessors and reserved <= limits.shared_bytes + RESERVED_BYTES:
+        return two, min(most, 2 * limits.multiprocessors)
+    wanted = (STAGES_BEHIND_ONE if behind else STAGES_OF_ONE)[tokens]
+    fitting = [
+        tile
+        for tile in TILES
+        if tile.tokens == tokens and tile.stages <= wanted and tile.shared_bytes + STATIC_BYTES <= limits.shared_bytes
+    ]
+    return (fitting[0], min(most, limits.multiprocessors)) if fitting else None
 
 
 def can_do(operands: ExpertOperands) -> bool:
@@ -118,9 +135,12 @@ def launch(device: CudaDevice, operands: ExpertOperands, *, settled: bool = Fals
 
     `settled`: the routing was complete before the kernel in front began. It is for all that is launched afterwards.
     """
-    tile = choose_tile(operands.num_pairs, operands.num_experts, device.max_shared_bytes)
-    if tile is None or not can_do(operands):
+    columns = ceil_div(operands.out_features, UNIT * UNITS)
+    limits = Limits(device.multiprocessors, device.max_shared_bytes)
+    chosen = choose_tile(operands.num_pairs, operands.num_experts, columns, limits, behind=settled)
+    if chosen is None or not can_do(operands):
         return False
+    tile, blocks = chosen
     one_row = operands.gathers and operands.x.shape[0] == 1
     params = ExpertDecodeParams(
         x=operands.x,
@@ -137,11 +157,6 @@ def launch(device: CudaDevice, operands: ExpertOperands, *, settled: bool = Fals
         activation=ACTIVATIONS[operands.activation],
         settled=settled,
     )
-    columns = ceil_div(operands.out_features, UNIT * tile.units)
-    most = columns * min(operands.num_pairs, operands.num_experts + operands.num_pairs // tile.tokens)
-    two = most >= TILES_FOR_TWO_BLOCKS * device.multiprocessors
-    two = two and _fit_twice(tile.shared_bytes + STATIC_BYTES, device.max_shared_bytes)
-    blocks = device.multiprocessors * (BLOCKS_A_MULTIPROCESSOR if two else 1)
-    config = LaunchConfig((min(most, blocks), 1, 1), (THREADS, 1, 1), tile.shared_bytes)
+    config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), tile.shared_bytes)
     device.launch(EXPERT_DECODE, tile.template(cuda_type(operands.x.dtype)), config, params)
     return True
