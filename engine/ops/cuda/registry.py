@@ -25,6 +25,7 @@ from tessera.engine.ops.cuda import (
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
 from tessera.engine.ops.cuda.moe import mxfp4 as expert_mxfp4
+from tessera.engine.ops.cuda.moe import router as expert_router
 from tessera.engine.ops.cuda.moe import routing as expert_routing
 from tessera.engine.ops.cuda.moe import rows as expert_rows
 from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
@@ -51,6 +52,7 @@ GROUPS = (
     encoder,
     collectives,
     expert_routing,
+    expert_router,
     expert_rows,
     expert_tiles,
     expert_decode,
