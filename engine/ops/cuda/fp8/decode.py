@@ -97,12 +97,13 @@ class Fp8DecodeTile:
         return self.shared_bytes(in_features) + beside <= limit
 
 
-# Units and stages by tokens: a multiprocessor has room for one block, and as a rule for one of the attention beside it.
-# Were there room for two, those of the next product would meet wherever attention leaves room first.
+# Units and stages by tokens. Of deep rings a multiprocessor has room for one, and for a block of one row's attention
+# beside it: were there room for two, those of the next product would meet wherever attention leaves room first. Short
+# rings are for blocks all of whose weights they hold; there the next products' come meanwhile.
 SIZES = {
-    1: ((2, 8), (4, 4), (6, 3)),
-    8: ((1, 8), (2, 6), (4, 3), (6, 3), (8, 2)),
-    16: ((1, 6), (2, 4), (4, 3), (6, 3), (8, 2)),
+    1: ((2, 3), (2, 8), (4, 2), (4, 4), (6, 2), (6, 3)),
+    8: ((1, 4), (1, 8), (2, 3), (2, 6), (4, 2), (4, 3), (6, 3), (8, 2)),
+    16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2)),
 }
 LOGITS_UNITS = 4
 
@@ -112,15 +113,20 @@ def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once."""
+    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all."""
     tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
     fitting = [
         tile
         for tile in tiles_of(tokens, logits=problem.out_dtype == "float")
         if tile.units > problem.gated and tile.fits(problem.in_features, shared_bytes)
     ]
+    if not fitting:
+        return None
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
-    return next((tile for tile in fitting if tile.units >= needed), fitting[-1] if fitting else None)
+    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    rings = [tile for tile in fitting if tile.units == units]
+    stages = rings[0].steps(problem.in_features) * ceil_div(needed, units)  # with all weights of a block
+    return next((tile for tile in rings if tile.stages >= stages), rings[-1])
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
