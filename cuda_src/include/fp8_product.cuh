@@ -15,8 +15,8 @@ static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 template <typename V>
 constexpr int PARTIAL_PAIRS = V::GROUPS * WARP_SIZE;
 
-// Where a block keeps its one row: of each warp the elements of its own steps and, once they are codes and take
-// half of the room, its sums behind them.
+// Where a block keeps its one row: of each warp the elements of its own steps and, once they are codes and
+// take half of the room, its sums behind them.
 template <typename V>
 struct RowPlaces {
   int code_bytes;  // of a warp
@@ -33,12 +33,13 @@ struct RowPlaces {
 template <typename T, bool BLOCKS>
 class RowQuantizer {
   using Vector = Vec<T, SEGMENT>;
-  static constexpr int LOADS = 8;       // in flight
-  static constexpr int KEPT_GAINS = 2;  // vectors of the norm that a lane loads early, the rest come when needed
+  static constexpr int LOADS = 8;  // in flight
+  static constexpr int KEPT_GAINS =
+      2;  // vectors of the norm that a lane loads early, the rest come when needed
 
  public:
-  //   row: this warp's vectors, codes in their place in the end; step_scales: of its steps, with BLOCKS; sums,
-  //   maxima: of the warps
+  //   row: this warp's vectors, codes in their place in the end; step_scales: of its steps, with BLOCKS;
+  //   sums, maxima: of the warps
   __device__ __forceinline__ RowQuantizer(const T* norm, uint4* row, float* step_scales, float* sums,
                                           float* maxima, int steps, int in_features, float eps,
                                           float static_scale)

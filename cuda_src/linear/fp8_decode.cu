@@ -4,10 +4,10 @@
 #include "fp8_product.cuh"
 #include "generated/fp8_decode.cuh"
 
-// Registers for a block of the attention or of the quantising that run between products beside this one's, except
-// where sums of blocks need them all. Of products themselves one block has a multiprocessor's shared memory: were
-// there room for two, those of the next one would meet wherever attention leaves room first, and take twice as
-// long.
+// Registers for a block of the attention or of the quantising that run between products beside this one's,
+// except where sums of blocks need them all. Of products themselves one block has a multiprocessor's shared
+// memory: were there room for two, those of the next one would meet wherever attention leaves room first, and
+// take twice as long.
 template <int TOKENS, int UNITS, bool BLOCKS>
 constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;
-    typename fp8_epilogue<V>::type epilogue(units, bias, out, V::RESIDENT ? warp_floats : out_stride, num_rows,
-                                            accumulate, gated);
+    typename fp8_epilogue<V>::type epilogue(units, bias, out, V::RESIDENT ? warp_floats : out_stride,
+                                            num_rows, accumulate, gated);
     epilogue.fetch(tile_unit);
 
     consumer.begin(tile_unit, gated);

@@ -13,13 +13,12 @@
 // its address allows.
 // Grid: rows. Block: as of `rmsnorm_kernel`, times ROW_CHUNKS / CHUNKS. Shared memory: with NORM and CHUNKS <
 // ROW_CHUNKS CHUNKS * 16 bytes a thread, else none dynamic.
-// Unit of work: one block a row. Where ROW_CHUNKS chunks of each thread are less than the row, the rest is read
-// again; with fewer they are the whole row, which is soon done: that counts while there are few rows.
+// Unit of work: one block a row. Where ROW_CHUNKS chunks of each thread are less than the row, the rest is
+// read again; with fewer they are the whole row, which is soon done: that counts while there are few rows.
 template <typename T, bool GROUPS, bool NORM, int CHUNKS>
-__global__ void __launch_bounds__(CHUNKS < ROW_CHUNKS ? WIDE_THREADS : MAX_THREADS,
-                                  NORM                  ? 1
-                                  : CHUNKS < ROW_CHUNKS ? 2
-                                                        : 3)
+__global__ void __launch_bounds__(CHUNKS < ROW_CHUNKS ? WIDE_THREADS : MAX_THREADS, NORM                  ? 1
+                                                                                    : CHUNKS < ROW_CHUNKS ? 2
+                                                                                                          : 3)
     fp8_quantize_kernel(FP8_QUANTIZE_PARAMS(T)) {
   static_assert(sizeof(T) == 2 && CHUNK == VECTOR_SIZE<T>, "activations are bfloat16 or float16");
   static_assert(ROW_CHUNKS % CHUNKS == 0, "threads are a multiple of those of `rmsnorm_kernel`");
