@@ -4,6 +4,13 @@
 #include "fp8_rows.cuh"
 #include "generated/fp8_quantize.cuh"
 
+template <int CHUNKS>
+constexpr int MOST_THREADS = CHUNKS < ROW_CHUNKS ? WIDE_THREADS : MAX_THREADS;
+template <bool NORM, int CHUNKS>
+constexpr int MIN_BLOCKS = NORM                  ? 1
+                           : CHUNKS < ROW_CHUNKS ? 2
+                                                 : 3;
+
 // values[m, k] = e4m3(y[m, k] / scale), and the scales: max |y| / 448 of a row or, with GROUPS, of each 128
 // of its columns; `static_scale` if that is positive. y is x or, with NORM, x / sqrt(mean(x^2) + eps) *
 // norm rounded to T, with the bits that `rmsnorm_kernel` gives.
@@ -16,9 +23,7 @@
 // Unit of work: one block a row. Where ROW_CHUNKS chunks of each thread are less than the row, the rest is
 // read again; with fewer they are the whole row, which is soon done: that counts while there are few rows.
 template <typename T, bool GROUPS, bool NORM, int CHUNKS>
-__global__ void __launch_bounds__(CHUNKS < ROW_CHUNKS ? WIDE_THREADS : MAX_THREADS, NORM                  ? 1
-                                                                                    : CHUNKS < ROW_CHUNKS ? 2
-                                                                                                          : 3)
+__global__ void __launch_bounds__(MOST_THREADS<CHUNKS>, MIN_BLOCKS<NORM, CHUNKS>)
     fp8_quantize_kernel(FP8_QUANTIZE_PARAMS(T)) {
   static_assert(sizeof(T) == 2 && CHUNK == VECTOR_SIZE<T>, "activations are bfloat16 or float16");
   static_assert(ROW_CHUNKS % CHUNKS == 0, "threads are a multiple of those of `rmsnorm_kernel`");

@@ -163,10 +163,10 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
         cuda_ops.fp8_kernels.restrict()
     _, product, activated = results[-1]
     assert np.isfinite(product.view(bfloat16).astype(np.float32)).all()
-    for size, other, gated in results:
+    for size, other, other_activated in results:
         np.testing.assert_array_equal(other, product)
         if size[0] > 1:
-            np.testing.assert_array_equal(gated, activated)
+            np.testing.assert_array_equal(other_activated, activated)
 
 
 @cases
