@@ -6,8 +6,7 @@
 
 // Registers for a block of the attention or of the quantising that run between products beside this one's,
 // except where sums of blocks need them all. Of products themselves one block has a multiprocessor's shared
-// memory: were there room for two, those of the next one would meet wherever attention leaves room first, and
-// take twice as long.
+// memory: were there room for two, those of the next one could meet wherever attention leaves room first.
 template <int TOKENS, int UNITS, bool BLOCKS>
 constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 

@@ -98,7 +98,7 @@ class Fp8DecodeTile:
 
 
 # Units and stages by tokens. Of deep rings a multiprocessor has room for one, and for a block of one row's attention
-# beside it: were there room for two, those of the next product would meet wherever attention leaves room first. Short
+# beside it: were there room for two, those of the next product could meet wherever attention leaves room first. Short
 # rings are for blocks all of whose weights they hold; there the next products' come meanwhile.
 SIZES = {
     1: ((2, 3), (2, 8), (4, 2), (4, 4), (6, 2), (6, 3)),
