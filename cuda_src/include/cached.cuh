@@ -32,14 +32,6 @@ __device__ __forceinline__ float2 floats_of_e4m3(unsigned short codes) {
   return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
-// What is left of two elements in the cache.
-template <typename T>
-__device__ __forceinline__ Vec<T, 2> through_e4m3(const Vec<T, 2>& elements, float scale) {
-  const float2 kept = floats_of_e4m3(
-      pack_e4m3(__fdiv_rn(to_float(elements[0]), scale), __fdiv_rn(to_float(elements[1]), scale)));
-  return {from_float<T>(kept.x * scale), from_float<T>(kept.y * scale)};
-}
-
 // Sixteen codes times their scale to `to`, 16-byte aligned.
 template <typename T>
 __device__ __forceinline__ void widen_e4m3(T* to, const uint4& codes, float scale) {
