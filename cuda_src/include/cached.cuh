@@ -32,6 +32,17 @@ __device__ __forceinline__ float2 floats_of_e4m3(unsigned short codes) {
   return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
+// Two codes as a pair of T, exactly.
+template <typename T>
+__device__ __forceinline__ unsigned pair_of_e4m3(unsigned short codes) {
+  const float2 values = floats_of_e4m3(codes);
+  return pack<T>(values.x, values.y);
+}
+template <>
+__device__ __forceinline__ unsigned pair_of_e4m3<__half>(unsigned short codes) {
+  return unpack_e4m3(codes);
+}
+
 // Sixteen codes times their scale to `to`, 16-byte aligned.
 template <typename T>
 __device__ __forceinline__ void widen_e4m3(T* to, const uint4& codes, float scale) {
