@@ -156,11 +156,11 @@ CODE_SHAPES = {
         DecodeShape(64, warps=4, stages=4),
         DecodeShape(80, warps=4, stages=4),
         DecodeShape(96, warps=4, stages=4),
-        DecodeShape(128, warps=4, stages=4),
+        DecodeShape(128, warps=4, stages=3),
         DecodeShape(256, warps=4, stages=1),
     )
 }
-MANY_ROWS_CODE_SHAPES = {128: DecodeShape(128, warps=2, stages=2)}
+MANY_ROWS_CODE_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
