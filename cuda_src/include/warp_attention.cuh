@@ -84,12 +84,16 @@ struct WarpAttention {
   using Operand = typename Tile::Operand;
   static constexpr int PITCH = Tile::PITCH;
   static constexpr int MERGE_PITCH = HEAD_DIM + MERGE_PADDING;
+  static constexpr int STEPS = HEAD_DIM / 16;
+  // Rows 8 to 15 of queries are those of the next 16 elements instead of zeros: of every second product they are
+  // the ones whose scores count, and no registers have to be set to 0 before each.
+  static constexpr bool PAIRED = IS_E4M3<Cached>;
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
   static_assert(IS_E4M3<Cached> || Tile::BYTES >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
                 "a warp's output must fit into a tile of keys and values");
 
-  unsigned queries[HEAD_DIM / 16][2];
+  unsigned queries[STEPS + STEPS % 2][2];
   float outputs[HEAD_DIM / 16][4] = {};
   float maximum = MINUS_INFINITY;  // of head lane / 4, or somewhat less
   float sum = 0.0f;                // of head lane / 4, this lane's keys
@@ -105,6 +109,7 @@ struct WarpAttention {
         queries[d][r] = lane / 4 < num_heads ? *reinterpret_cast<const unsigned*>(from) : 0;
       }
     }
+    if constexpr (STEPS % 2 == 1) queries[STEPS][0] = queries[STEPS][1] = 0;
   }
 
   // `tile` has the keys from `begin` on, of which those from oldest_key to key_end - 1 are seen; the values of
@@ -116,7 +121,9 @@ struct WarpAttention {
     float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
-      const unsigned a[4] = {queries[d][0], 0u, queries[d][1], 0u};
+      const unsigned(&even)[2] = queries[d / 2 * 2], (&odd)[2] = queries[d / 2 * 2 + 1];
+      const unsigned a[4] = {PAIRED ? even[0] : queries[d][0], PAIRED ? odd[0] : 0u,
+                             PAIRED ? even[1] : queries[d][1], PAIRED ? odd[1] : 0u};
       unsigned b[4];
       tile.load_keys(d, b);
       mma_m16n8k16<Operand>(scores[0][d % 2], a, {b[0], b[1]});
@@ -125,7 +132,7 @@ struct WarpAttention {
     float score[4];
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2]) * scale_log2;
+      score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2 + (PAIRED ? 2 : 0)]) * scale_log2;
       if constexpr (CAPPED) score[s] = soft_capped(score[s], cap_log2);
     }
     if (begin < oldest_key || begin + WARP_KEYS > key_end) {
