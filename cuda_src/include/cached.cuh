@@ -13,11 +13,15 @@ __device__ __forceinline__ float cache_scale(const float* scales, int kind, int 
   return scales == nullptr ? 1.0f : scales[kind * num_kv_heads + kv_head];
 }
 
-// One or two elements as e4m3.
+// One or two elements as e4m3. Most caches have no scales, and a division takes longer than all else.
 template <int VECTOR, typename T>
 __device__ __forceinline__ void store_e4m3(unsigned char* to, const Vec<T, VECTOR>& elements, float scale) {
-  const float low = __fdiv_rn(to_float(elements[0]), scale);
-  const float high = VECTOR == 2 ? __fdiv_rn(to_float(elements[VECTOR - 1]), scale) : 0.0f;
+  float low = to_float(elements[0]);
+  float high = VECTOR == 2 ? to_float(elements[VECTOR - 1]) : 0.0f;
+  if (scale != 1.0f) {
+    low = __fdiv_rn(low, scale);
+    high = __fdiv_rn(high, scale);
+  }
   const unsigned short codes = pack_e4m3(low, high);
   if constexpr (VECTOR == 2) {
     *reinterpret_cast<unsigned short*>(to) = codes;
