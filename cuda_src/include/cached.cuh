@@ -8,6 +8,23 @@
 template <typename Cached>
 constexpr bool IS_E4M3 = sizeof(Cached) == 1;
 
+template <typename A, typename B>
+constexpr bool IS_SAME = false;
+template <typename A>
+constexpr bool IS_SAME<A, A> = true;
+
+// What products on tensor cores take, where codes of e4m3 are not multiplied by their scales.
+template <typename T, typename Cached>
+struct operand_of {
+  using type = T;
+};
+template <typename T>
+struct operand_of<T, unsigned char> {
+  using type = __half;
+};
+template <typename T, typename Cached>
+using OperandOf = typename operand_of<T, Cached>::type;
+
 // What a head's keys (0) or values (1) are to be multiplied by; scales [2, num_kv_heads] or null: 1.
 __device__ __forceinline__ float cache_scale(const float* scales, int kind, int num_kv_heads, int kv_head) {
   return scales == nullptr ? 1.0f : scales[kind * num_kv_heads + kv_head];
@@ -36,15 +53,12 @@ __device__ __forceinline__ float2 floats_of_e4m3(unsigned short codes) {
   return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
-// Two codes as a pair of T, exactly.
+// What of queries meets codes that have become __half: beyond its range its largest.
 template <typename T>
-__device__ __forceinline__ unsigned pair_of_e4m3(unsigned short codes) {
-  const float2 values = floats_of_e4m3(codes);
-  return pack<T>(values.x, values.y);
-}
-template <>
-__device__ __forceinline__ unsigned pair_of_e4m3<__half>(unsigned short codes) {
-  return unpack_e4m3(codes);
+__device__ __forceinline__ unsigned half_pair(T low, T high) {
+  constexpr float LARGEST = 65504.0f;
+  auto in_range = [](float x) { return x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x; };
+  return pack<__half>(in_range(to_float(low)), in_range(to_float(high)));
 }
 
 // Sixteen codes times their scale to `to`, 16-byte aligned.

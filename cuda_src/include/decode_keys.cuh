@@ -31,9 +31,9 @@ struct PagedKeys {
 };
 
 // A warp's ring of STAGES tiles of 16 keys and their values, copied from the cache while others are used. Its
-// i-th tile is tile i * WARPS + warp of the block; the tile's two units lie somewhere in the cache. Warps leave
-// what they have found in the tile that they have just used or, of e4m3, which are too small for it, behind all
-// rings.
+// i-th tile is tile i * WARPS + warp of the block; the tile's two units lie somewhere in the cache. Warps
+// leave what they have found in the tile that they have just used or, of e4m3, which are too small for it,
+// behind all rings.
 template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES>
 struct KeyRing {
   using Tile = KeyTile<T, Cached, HEAD_DIM>;
@@ -47,7 +47,8 @@ struct KeyRing {
   static __device__ __forceinline__ int bytes(int rows) {
     return WARPS * WARP_BYTES + (IS_E4M3<Cached> ? WARPS * merge_stride(rows) * 4 : 0);
   }
-  // Where the first warp leaves what it has found after its i-th tile, and how many floats the next is further.
+  // Where the first warp leaves what it has found after its i-th tile, and how many floats the next is
+  // further.
   static __device__ __forceinline__ float* merged(unsigned char* rings, int i) {
     return reinterpret_cast<float*>(rings + (IS_E4M3<Cached> ? WARPS * WARP_BYTES : i % STAGES * TILE_BYTES));
   }

@@ -69,8 +69,8 @@ struct DraftAttention {
     for (int m = 0; m < ROW_TILES; ++m) reset(m);
   }
 
-  // tile_q [16 * ROW_TILES, PITCH] in shared memory; `tile` has the keys from `begin` on, and the values of keys
-  // that are not seen are finite. CAPPED scores s become cap_log2 * tanh(s).
+  // tile_q [16 * ROW_TILES, PITCH] in shared memory; `tile` has the keys from `begin` on, and the values of
+  // keys that are not seen are finite. CAPPED scores s become cap_log2 * tanh(s).
   template <bool CAPPED>
   __device__ __forceinline__ void add(const Operand* tile_q, Tile tile, int begin, float scale_log2,
                                       float cap_log2) {
@@ -123,8 +123,8 @@ struct DraftAttention {
     }
   }
 
-  // Leave the outputs [16, MERGE_PITCH], times the values' scale, maxima and sums of tile m in shared memory and
-  // begin it anew.
+  // Leave the outputs [16, MERGE_PITCH], times the values' scale, maxima and sums of tile m in shared memory
+  // and begin it anew.
   __device__ __forceinline__ void finish(int m, float* merged, float (&maxima)[TILE_QUERY_ROWS],
                                          float (&sums)[TILE_QUERY_ROWS], float value_scale) {
     const int lane = threadIdx.x % WARP_SIZE;
@@ -137,8 +137,8 @@ struct DraftAttention {
         maxima[h * GROUP_ROWS + lane / 4] = maximum[m][h];
         sums[h * GROUP_ROWS + lane / 4] = total;
       }
-      Tile::template move_outputs<MERGE_PITCH>(merged + h * GROUP_ROWS * MERGE_PITCH, outputs[m][h], GROUP_ROWS,
-                                               value_scale);
+      Tile::template move_outputs<MERGE_PITCH>(merged + h * GROUP_ROWS * MERGE_PITCH, outputs[m][h],
+                                               GROUP_ROWS, value_scale);
     }
     reset(m);
   }

@@ -7,12 +7,10 @@
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
 
-constexpr float LARGEST_HALF = 65504.0f;
-
 // Of keys and values in T. Rows are padded by 16 bytes, so that eight of them fill all banks.
 template <typename T, typename Cached, int HEAD_DIM>
 struct KeyTile {
-  using Operand = T;  // of queries and weights, too
+  using Operand = OperandOf<T, Cached>;  // of queries and weights, too
   static constexpr int PITCH = HEAD_DIM + SEGMENT;
   static constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
   static constexpr int BYTES = 2 * TILE_ELEMENTS * sizeof(T);
@@ -57,13 +55,14 @@ struct KeyTile {
   }
 };
 
-// Of e4m3, which become __half exactly; the scales are left to scores and outputs. The elements of a product's
-// sum, and the rows of its result, are in such an order that what a lane needs lies together: it has pieces of
-// KEY_PIECE codes of a key, and of VALUE_PIECE of each of four values. Where a row fills all banks or half of
-// them, its 16-byte segments change places from key to key, so that no two lanes ask for the same bank.
+// Of e4m3, which become __half exactly; the scales are left to scores and outputs. The elements of a
+// product's sum, and the rows of its result, are in such an order that what a lane needs lies together: it
+// has pieces of KEY_PIECE codes of a key, and of VALUE_PIECE of each of four values. Where a row fills all
+// banks or half of them, its 16-byte segments change places from key to key, so that no two lanes ask for the
+// same bank.
 template <typename T, int HEAD_DIM>
 struct KeyTile<T, unsigned char, HEAD_DIM> {
-  using Operand = __half;
+  using Operand = OperandOf<T, unsigned char>;
   static constexpr int PITCH = HEAD_DIM + SEGMENT;  // of queries
   static constexpr int CODES = 16;                  // of a segment
   static constexpr int KIND_BYTES = WARP_KEYS * HEAD_DIM;
@@ -131,8 +130,7 @@ struct KeyTile<T, unsigned char, HEAD_DIM> {
       const int i = first + e, in_piece = i % KEY_PIECE;
       const int step = i / (4 * KEY_PIECE) * KEY_STEPS + in_piece / 4;
       const int to = step * 16 + in_piece % 4 / 2 * 8 + i / KEY_PIECE % 4 * 2;
-      *reinterpret_cast<unsigned*>(row + to) =
-          pack<__half>(in_range(to_float(elements[e])), in_range(to_float(elements[e + 1])));
+      *reinterpret_cast<unsigned*>(row + to) = half_pair(elements[e], elements[e + 1]);
     }
   }
 
@@ -177,10 +175,5 @@ struct KeyTile<T, unsigned char, HEAD_DIM> {
     } else {
       pieces[i][0] = *reinterpret_cast<const unsigned short*>(from);
     }
-  }
-
-  // Queries beyond what __half has are its largest.
-  static __device__ __forceinline__ float in_range(float query) {
-    return query > LARGEST_HALF ? LARGEST_HALF : query < -LARGEST_HALF ? -LARGEST_HALF : query;
   }
 };

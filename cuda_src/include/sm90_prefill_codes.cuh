@@ -17,11 +17,11 @@ struct CacheScales {
   }
 };
 
-// One of WIDENERS warps that copy the codes of keys and values and widen them to T, exactly, into the rings that
-// KeyProducer fills otherwise. Of a tile each warp has every third eight of keys; four lanes have 64 codes of a
-// key, 16 each, so that eight lanes write to all banks. A lane widens just what it has copied, while the next
-// tile's codes are on their way.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+// One of WIDENERS warps that copy the codes of keys and values and widen them to __half, exactly, into the
+// rings that KeyProducer fills otherwise. Of a tile each warp has every third eight of keys; four lanes have
+// 64 codes of a key, 16 each, so that eight lanes write to all banks. A lane widens just what it has copied,
+// while the next tile's codes are on their way.
+template <int HEAD_DIM, int CONSUMERS, int STAGES>
 struct CodeProducer {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
   static constexpr int WIDENERS = 3;
@@ -75,8 +75,8 @@ struct CodeProducer {
   }
 
  private:
-  // Start copying the codes of a tile's keys or values, zeros behind the first `num_keys`; nothing where there is
-  // no tile.
+  // Start copying the codes of a tile's keys or values, zeros behind the first `num_keys`; nothing where
+  // there is no tile.
   template <int KIND>
   __device__ __forceinline__ void copy(int row, int num_keys) const {
     const int end = num_keys > 0 ? GROUPS : 0;
@@ -100,7 +100,8 @@ struct CodeProducer {
   __device__ __forceinline__ void fill(int step) const {
     const int stage = step % STAGES, key = lane / 4;
     const unsigned char* from = staged + KIND * KIND_CODES + widener * GROUP_CODES + lane * 16;
-    unsigned char* to = rings[KIND] + stage * Layout::KEY_BYTES + widener * Layout::KEY_STEP + key * SWIZZLE_BYTES;
+    unsigned char* to =
+        rings[KIND] + stage * Layout::KEY_BYTES + widener * Layout::KEY_STEP + key * SWIZZLE_BYTES;
     const int low = (lane % 4 * 2 ^ key) * 16, high = (lane % 4 * 2 + 1 ^ key) * 16;
     copy_async_wait<1>();
     barrier_wait(&empty[KIND][stage], step / STAGES % 2 ^ 1);
@@ -121,9 +122,9 @@ struct CodeProducer {
   }
 
   static __device__ __forceinline__ uint4 widen(unsigned first, unsigned second) {
-    return make_uint4(pair_of_e4m3<T>(static_cast<unsigned short>(first)),
-                      pair_of_e4m3<T>(static_cast<unsigned short>(first >> 16)),
-                      pair_of_e4m3<T>(static_cast<unsigned short>(second)),
-                      pair_of_e4m3<T>(static_cast<unsigned short>(second >> 16)));
+    return make_uint4(unpack_e4m3(static_cast<unsigned short>(first)),
+                      unpack_e4m3(static_cast<unsigned short>(first >> 16)),
+                      unpack_e4m3(static_cast<unsigned short>(second)),
+                      unpack_e4m3(static_cast<unsigned short>(second >> 16)));
   }
 };

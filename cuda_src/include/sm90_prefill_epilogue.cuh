@@ -30,13 +30,13 @@ struct PrefillEpilogue {
   float* partial_out;
   float* partial_sums;
   unsigned* arrivals;
-  bool* merges;  // the group's, in shared memory
+  bool* merges;      // the group's, in shared memory
   float scale_log2;  // of the scores of the tile in hand
   int consumer;
   int thread;
   int lane;
-  int lane_row0;   // in the tile; the other row is 8 further
-  const T* sinks;  // of all heads, with SINKS
+  int lane_row0;             // in the tile; the other row is 8 further
+  const T* sinks;            // of all heads, with SINKS
   CacheScales cache_scales;  // of e4m3
   float inverses[2];
 

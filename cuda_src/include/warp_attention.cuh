@@ -85,8 +85,8 @@ struct WarpAttention {
   static constexpr int PITCH = Tile::PITCH;
   static constexpr int MERGE_PITCH = HEAD_DIM + MERGE_PADDING;
   static constexpr int STEPS = HEAD_DIM / 16;
-  // Rows 8 to 15 of queries are those of the next 16 elements instead of zeros: of every second product they are
-  // the ones whose scores count, and no registers have to be set to 0 before each.
+  // Rows 8 to 15 of queries are those of the next 16 elements instead of zeros: of every second product they
+  // are the ones whose scores count, and no registers have to be set to 0 before each.
   static constexpr bool PAIRED = IS_E4M3<Cached>;
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
@@ -112,8 +112,8 @@ struct WarpAttention {
     if constexpr (STEPS % 2 == 1) queries[STEPS][0] = queries[STEPS][1] = 0;
   }
 
-  // `tile` has the keys from `begin` on, of which those from oldest_key to key_end - 1 are seen; the values of
-  // others are finite. CAPPED scores s become cap_log2 * tanh(s).
+  // `tile` has the keys from `begin` on, of which those from oldest_key to key_end - 1 are seen; the values
+  // of others are finite. CAPPED scores s become cap_log2 * tanh(s).
   template <bool CAPPED>
   __device__ __forceinline__ void add(Tile tile, int begin, int oldest_key, int key_end, float scale_log2,
                                       float cap_log2) {
@@ -121,7 +121,7 @@ struct WarpAttention {
     float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
-      const unsigned(&even)[2] = queries[d / 2 * 2], (&odd)[2] = queries[d / 2 * 2 + 1];
+      const unsigned (&even)[2] = queries[d / 2 * 2], (&odd)[2] = queries[d / 2 * 2 + 1];
       const unsigned a[4] = {PAIRED ? even[0] : queries[d][0], PAIRED ? odd[0] : 0u,
                              PAIRED ? even[1] : queries[d][1], PAIRED ? odd[1] : 0u};
       unsigned b[4];
@@ -177,8 +177,8 @@ struct WarpAttention {
     }
   }
 
-  // Leave the heads' outputs [num_heads, MERGE_PITCH], times the values' scale, maxima and sums in shared memory
-  // and begin anew.
+  // Leave the heads' outputs [num_heads, MERGE_PITCH], times the values' scale, maxima and sums in shared
+  // memory and begin anew.
   __device__ __forceinline__ void finish(float* merged, float (&maxima)[GROUP_ROWS],
                                          float (&sums)[GROUP_ROWS], int num_heads, float value_scale) {
     const int lane = threadIdx.x % WARP_SIZE;
