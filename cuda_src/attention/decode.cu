@@ -196,11 +196,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       kv_scales};
   const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
   const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(), lane, warp};
-  float key_scale_log2 = scale_log2, value_scale = 1.0f;
-  if constexpr (IS_E4M3<Cached>) {
-    key_scale_log2 *= keys.scale(0);
-    value_scale = keys.scale(1);
-  }
+  const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
   int next_row = ring.find_unit_row(0);

@@ -154,11 +154,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   const PagedKeys<Cached> keys{
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
       kv_scales};
-  float key_scale_log2 = scale_log2, value_scale = 1.0f;
-  if constexpr (IS_E4M3<Cached>) {
-    key_scale_log2 *= keys.scale(0);
-    value_scale = keys.scale(1);
-  }
+  const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
 
 #pragma unroll 1
   for (int query = tile * tile_queries, alike = 0; query < tile_end; query += alike) {

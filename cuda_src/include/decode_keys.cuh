@@ -23,6 +23,10 @@ struct PagedKeys {
   __device__ __forceinline__ float scale(int kind) const {
     return cache_scale(scales, kind, num_kv_heads, kv_head);
   }
+  // The factor `other` of products with codes, for products with what they stand for.
+  __device__ __forceinline__ float scale(int kind, float other) const {
+    return IS_E4M3<Cached> ? other * scale(kind) : other;
+  }
 
   // The quotient of a key and block_size: exact for contexts of less than 2^32 / block_size.
   __device__ __forceinline__ int block_of(int key) const {
