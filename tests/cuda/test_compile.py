@@ -161,7 +161,12 @@ OF_FP8 = {
         "rope_and_store_kernel": {"2 128"},
         "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
-        "paged_attention_decode_kernel": {"80 4 2 true false false false", "128 4 2 true true false false"},
+        "sm90_paged_attention_prefill_kernel": {"64 3 2 false true false", "128 2 2 false false false"},
+        "paged_attention_decode_kernel": {
+            "80 4 4 true false false false",
+            "128 2 3 true false false false",
+            "128 4 3 true true false false",
+        },
         "paged_attention_drafts_kernel": {"128 4 2 1 false false"},
     },
     "120a": {
@@ -169,8 +174,8 @@ OF_FP8 = {
         "paged_attention_prefill_kernel": {"256 1 32 false true false"},
         "paged_attention_decode_kernel": {
             "256 4 1 true false true false",
-            "64 4 2 false false false true",
-            "64 4 2 true true false true",
+            "64 4 4 false false false true",
+            "64 4 4 true true false true",
         },
     },
 }

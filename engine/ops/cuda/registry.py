@@ -82,25 +82,21 @@ def _for_any_cache(*specs: KernelSpec[Any]) -> tuple[KernelSpec[Any], ...]:
 
 # Kernels of operations that few models have; see `tessera.engine.ops.interface.RareOp`.
 OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
-    "soft_cap": (
-        *_for_any_cache(
-            attention.general.CAPPED_ATTENTION,
-            attention.decode.CAPPED_ATTENTION_DECODE,
-            attention.drafts.CAPPED_DRAFTS,
-            attention.prefill.CAPPED_PREFILL,
-            attention.prefill.CAPPED_PREFILL_IN_ORDER,
-        ),
+    "soft_cap": _for_any_cache(
+        attention.general.CAPPED_ATTENTION,
+        attention.decode.CAPPED_ATTENTION_DECODE,
+        attention.drafts.CAPPED_DRAFTS,
+        attention.prefill.CAPPED_PREFILL,
+        attention.prefill.CAPPED_PREFILL_IN_ORDER,
         *attention.sm90_prefill.CAPPED,
     ),
-    "sinks": (
-        *_for_any_cache(
-            attention.general.SINK_ATTENTION,
-            attention.decode.SINK_ATTENTION_DECODE,
-            attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,
-            attention.drafts.SINK_DRAFTS,
-            attention.prefill.SINK_PREFILL,
-            attention.prefill.SINK_PREFILL_IN_ORDER,
-        ),
+    "sinks": _for_any_cache(
+        attention.general.SINK_ATTENTION,
+        attention.decode.SINK_ATTENTION_DECODE,
+        attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,
+        attention.drafts.SINK_DRAFTS,
+        attention.prefill.SINK_PREFILL,
+        attention.prefill.SINK_PREFILL_IN_ORDER,
         *attention.sm90_prefill.WITH_SINKS,
     ),
     "relu": (activation.RELU,),
