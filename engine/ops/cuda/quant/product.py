@@ -16,7 +16,7 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.quant import sm90_product
+from tessera.engine.ops.cuda.quant import sm90_product, sm90_row
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
 
@@ -230,6 +230,11 @@ def _launch(
     features, in_features = part.shape
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
+    if x.shape[0] == 1 and sm90_row.supports(device, part.format, in_features, device.max_shared_bytes):
+        row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
+        types = (cuda_type(x.dtype), cuda_type(out.dtype))
+        sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)
+        return
     units = ceil_div(features // 2 if gated else features, UNIT)
     # A second block of each multiprocessor pays where all have tiles to do.
     blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
@@ -267,6 +272,9 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
         if (tile := choose_tile(problem, format, device.max_shared_bytes)) is not None
         for out in outs
     }
+    if sm90_row.SM90_BLOCK_ROW.supports(device.arch):
+        for format in formats:
+            kernels |= sm90_row.kernels_of(format, dtype)
     if sm90_product.SM90_BLOCK_MATMUL.supports(device.arch):
         for format in formats:
             kernels |= sm90_product.kernels_of(format, dtype)
