@@ -18,7 +18,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.models.weights import quantised_source, stream
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product
+from tessera.engine.ops.cuda.quant import product, sm90_row
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
@@ -199,6 +199,38 @@ def test_every_tile(tile: product.BlockTile, rows: int, cuda_ops: CudaOps, monke
     cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, epilogue=Activate("silu_mul", scratch), out=gated)
     assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
     assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), bfloat16, roundings=2)
+
+
+ROW_FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.NO_INTEGERS)]
+
+
+@pytest.mark.parametrize("ring_bytes", [1, 200 << 10])
+@pytest.mark.parametrize("name", ROW_FORMATS)
+def test_one_row_by_bulk_copies(
+    name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tiles of a block, the last cut off, items with fewer steps than warps, in short rings and long ones."""
+    format, rows, columns = KERNEL_FORMATS[name], 16 * 9 + 8, 3072
+    if not sm90_row.supports(cuda_ops.device, format, columns, cuda_ops.device.max_shared_bytes):
+        pytest.skip("bulk copies need sm_90")
+    monkeypatch.setattr(sm90_row, "RING_BYTES", ring_bytes)
+    monkeypatch.setattr(cuda_ops.device, "multiprocessors", 2)
+    weight, exact = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    x, norm = random_array(20, (1, columns), bfloat16, 1 / 64), random_array(22, (columns,), bfloat16)
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    logits, out, scratch = (poisoned((1, rows), kind, cuda_ops.device) for kind in (float32, bfloat16, bfloat16))
+    gated, normed = (poisoned((1, n), bfloat16, cuda_ops.device) for n in (rows // 2, columns))
+    cuda_ops.linear(device_x, weight, out=logits)
+    assert (np.abs(logits.numpy() - x.astype(np.float64) @ exact.T) <= fixed_point_bound(x, exact)).all()
+    expected = reference.matmul(x, exact)
+    cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(gated.numpy(), reference.silu_mul(expected), bfloat16, roundings=2)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(bfloat16)
+    cuda_ops.linear(device_x, weight, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    assert_close(out.numpy(), reference.matmul(after_norm, exact), bfloat16, roundings=2)
+    cuda_ops.linear(device_x, weight, out=out)
+    cuda_ops.linear(device_x, weight, epilogue=Accumulate(), out=out)
+    assert_close(out.numpy(), 2 * expected, bfloat16, roundings=2)
 
 
 def fixed_point_bound(x: Array, weight: Array) -> Array:
