@@ -111,34 +111,34 @@ __device__ __forceinline__ void fix_row(uint4* y, RowGroupOf<F>* groups, int vec
 // stay apart, and lane t finds those of its own.
 template <typename F>
 class RowBytes {
-  static constexpr int ROUNDS = LANE_ELEMENTS / SEGMENT, VECTORS = STEP / SEGMENT;
+  static constexpr int ROUNDS = LANE_ELEMENTS / SEGMENT;
 
  public:
-  // `y`: this warp's, as `fix_vector` leaves it; `zeros`: 64 bytes, for lanes without a column.
-  __device__ __forceinline__ RowBytes(const uint4* y, const uint4* zeros) {
+  // `y`: this warp's, as `fix_vector` leaves it; `zeros`: 64 bytes, for lanes without a column. Both, and `shared`, at
+  // multiples of 64 bytes.
+  __device__ __forceinline__ RowBytes(const unsigned char* shared, const uint4* y, const uint4* zeros)
+      : shared_(shared) {
     const int column = row_of_lane();
     const bool own = column / 2 == lane();
-    from_ = reinterpret_cast<const uint2*>(own ? y + lane() * 4 : zeros) +
-            (own ? column % 2 * (IN_PAIRS<F> ? 2 : 1) : 0);
-    step_ = own ? VECTORS * 2 : 0;
-#pragma unroll
-    for (int i = 0; i < PLACES; ++i) {
-      places_[i] = vector_of_round(i * ROUNDS / PLACES, lane()) / (ROUNDS / PLACES) * (ROUNDS / PLACES) * 2;
-      asm volatile("" : "+r"(places_[i]));  // else it is computed again in each step
-    }
+    const uint4* const from = own ? y + lane() * 4 + vector(0) : zeros;
+    from_ = static_cast<int>(shared_address(from) - shared_address(shared)) + (own ? column % 2 * COLUMN_BYTES : 0);
+    step_ = own ? STEP * 2 : 0;
+    asm volatile("" : "+r"(from_), "+r"(step_));  // else they are computed again in each step
   }
 
   // Of a round each; in pairs, of two rounds each two.
   __device__ __forceinline__ void load(int step, uint2 (&bytes)[ROUNDS]) const {
-    const uint2* const from = from_ + step * step_;
+    const int from = from_ + step * step_;
 #pragma unroll
     for (int i = 0; i < PLACES; ++i) {
+      // Vector r ^ t of 64 bytes, or a pair of them.
+      const unsigned char* const place = shared_ + (from ^ i * (LANE_ELEMENTS * 2 / PLACES));
       if constexpr (IN_PAIRS<F>) {
-        const uint4 both = *reinterpret_cast<const uint4*>(from + places_[i]);
+        const uint4 both = *reinterpret_cast<const uint4*>(place);
         bytes[i * 2] = make_uint2(both.x, both.y);
         bytes[i * 2 + 1] = make_uint2(both.z, both.w);
       } else {
-        bytes[i] = from[places_[i]];
+        bytes[i] = *reinterpret_cast<const uint2*>(place);
       }
     }
   }
@@ -162,11 +162,15 @@ class RowBytes {
 
  private:
   static constexpr int PLACES = IN_PAIRS<F> ? ROUNDS / 2 : ROUNDS;
-  static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
+  static constexpr int COLUMN_BYTES = IN_PAIRS<F> ? 16 : 8;  // from the high bytes to the low ones
 
-  const uint2* from_;
-  int step_;
-  int places_[PLACES];  // in a step's part
+  static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
+  static __device__ __forceinline__ int vector(int round) {
+    return vector_of_round(round, lane()) / (ROUNDS / PLACES) * (ROUNDS / PLACES);
+  }
+
+  const unsigned char* const shared_;
+  int from_, step_;  // bytes
 };
 
 // Adds the products of a lane's 32 elements of row `i` of two, whose header is `record`.
@@ -190,7 +194,8 @@ __device__ __forceinline__ void add_scaled(float& sum, const int (&products)[F::
     if constexpr (F::GROUP_ZERO >= 0) {
       sum = fmaf(-factors[g] * (offsets[g] - F::GROUP_ZERO), group.sums[g], sum);
     } else if constexpr (F::HAS_OFFSET || F::ZERO != 0) {
-      sum = fmaf(F::HAS_OFFSET ? offsets[g] - factors[g] * F::ZERO : -factors[g] * F::ZERO, group.sums[g], sum);
+      static_assert(!F::HAS_OFFSET || F::ZERO == 0, "an offset is all that is added");
+      sum = fmaf(F::HAS_OFFSET ? offsets[g] : -factors[g] * F::ZERO, group.sums[g], sum);
     }
   }
 }
@@ -221,8 +226,9 @@ class RowConsumer {
 
  public:
   // What `fix_row` leaves of this warp's.
-  __device__ __forceinline__ RowConsumer(const uint4* y, const RowGroupOf<F>* groups, const uint4* zeros)
-      : bytes_(y, zeros), groups_(groups + lane_of_thread() % 4) {}
+  __device__ __forceinline__ RowConsumer(const unsigned char* shared, const uint4* y, const RowGroupOf<F>* groups,
+                                         const uint4* zeros)
+      : bytes_(shared, y, zeros), groups_(groups + lane_of_thread() % 4) {}
 
   __device__ __forceinline__ void begin_tile(int num_units, int gated) {
     pairs_.begin_tile(num_units, gated);
@@ -285,15 +291,16 @@ class RowConsumer {
 template <typename V, bool IN_FIXED_POINT>
 struct ConsumerFor {
   using type = BlockConsumer<V>;
-  static __device__ __forceinline__ type make(const uint4*, const RowGroupOf<typename V::F>*, const uint4*) {
+  static __device__ __forceinline__ type make(const unsigned char*, const uint4*,
+                                              const RowGroupOf<typename V::F>*, const uint4*) {
     return type();
   }
 };
 template <typename V>
 struct ConsumerFor<V, true> {
   using type = RowConsumer<V>;
-  static __device__ __forceinline__ type make(const uint4* y, const RowGroupOf<typename V::F>* groups,
-                                              const uint4* zeros) {
-    return type(y, groups, zeros);
+  static __device__ __forceinline__ type make(const unsigned char* shared, const uint4* y,
+                                              const RowGroupOf<typename V::F>* groups, const uint4* zeros) {
+    return type(shared, y, groups, zeros);
   }
 };

@@ -9,18 +9,26 @@
 constexpr int ROW_THREADS = ROW_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = 2 * UNIT;  // of an mma
 
-struct RowBarriers {
+// What a block has in shared memory beside the ring and the row.
+struct alignas(128) RowShared {
+  uint4 zeros[4];
+  float squares[ROW_WARPS];
   Barrier full[MAX_ROW_STAGES], empty[MAX_ROW_STAGES], sums[MAX_ROW_STAGES + 1];
+  alignas(16) float partial[MAX_ROW_STAGES + 1][ROW_WARPS * TILE_ROWS];
 
+  // By all threads, before a barrier of theirs.
   __device__ __forceinline__ void init(int stages) {
-    for (int i = 0; i < stages; ++i) {
-      barrier_init(full + i, 1);
-      barrier_init(empty + i, ROW_WARPS);
+    const int thread = threadIdx.x;
+    if (thread < 4) zeros[thread] = make_uint4(0, 0, 0, 0);
+    if (thread < stages) {
+      barrier_init(full + thread, 1);
+      barrier_init(empty + thread, ROW_WARPS);
     }
-    for (int i = 0; i <= stages; ++i) barrier_init(sums + i, ROW_WARPS);
+    if (thread <= stages) barrier_init(sums + thread, ROW_WARPS);
     barrier_init_done();
   }
 };
+static_assert(sizeof(RowShared) == ROW_SHARED_BYTES, "the launch leaves it this much");
 
 // A slot of a ring and the parity of its phase.
 struct RingPlace {
@@ -37,15 +45,25 @@ struct RingPlace {
   }
 };
 
-// A stage of the ring: of each row of a tile the codes of an item, then of each the headers. Rows lie so that
-// those that are read at once are in different banks.
+// A stage of the ring: of each of two units the codes of an item, in lines of 128 bytes, eight rows' first lines
+// before their second ones, and far off its headers.
 template <typename F>
 struct RowStage {
   static constexpr int STEP_BYTES = F::STEP_WORDS * 4, SPAN_BYTES = F::HEADER_WORDS * 4;
-  static constexpr int CODES = ROW_WARPS * STEP_BYTES + 64;
-  static constexpr int HEADERS = ROW_WARPS / F::STEPS_A_SPAN * SPAN_BYTES + 16;
-  static constexpr int BYTES = TILE_ROWS * (CODES + HEADERS);
-  static_assert(STEP_BYTES % 16 == 0 && HEADERS % 16 == 0, "bulk copies are of 16 bytes");
+  static constexpr int LINES = ROW_WARPS * STEP_BYTES / SWIZZLE_BYTES;  // of a row
+  static constexpr int ROW_HEADERS = ROW_WARPS / F::STEPS_A_SPAN * SPAN_BYTES;
+  static constexpr int UNIT_CODES = UNIT * ROW_WARPS * STEP_BYTES, UNIT_HEADERS = UNIT * ROW_HEADERS;
+  static constexpr int CODES = 2 * UNIT_CODES, HEADERS = 2 * UNIT_HEADERS;
+  static constexpr bool SWIZZLES_HEADERS = ROW_HEADERS == SWIZZLE_BYTES;
+  static_assert(UNIT_CODES % SWIZZLE_REPEAT == 0 && UNIT_HEADERS % 128 == 0, "boxes begin at multiples of it");
+
+  // Where byte `at` of a row lies in its unit. A line's 16-byte pieces are XORed with the row.
+  static __device__ __forceinline__ int place(int at, int row) {
+    return at / SWIZZLE_BYTES * SWIZZLE_REPEAT + row * SWIZZLE_BYTES + ((at % SWIZZLE_BYTES) ^ row * 16);
+  }
+  static __device__ __forceinline__ int header_place(int at, int row) {
+    return SWIZZLES_HEADERS ? place(at, row) : row * ROW_HEADERS + at;
+  }
 };
 
 // This block's tiles: neighbouring rows of the weight, or 8 gates and their ups.
@@ -61,11 +79,9 @@ struct RowTiles {
     count = all / blocks + (block < all % blocks ? 1 : 0);
   }
 
-  // The weight's row that is row `i` of a tile; beyond the last the last one.
+  // The weight's row with which unit `i` of a tile begins.
   __device__ __forceinline__ int row(int tile, int i) const {
-    const bool gated = a_tile == UNIT;
-    const int feature = min((begin + tile) * a_tile + (gated ? i % UNIT : i), features - 1);
-    return feature + (gated && i >= UNIT ? features : 0);
+    return (begin + tile) * a_tile + i * (a_tile == UNIT ? features : UNIT);
   }
 };
 
@@ -89,63 +105,57 @@ struct RowSteps {
   }
 };
 
-// Producer: a warp copies an item, its lanes the codes of a row each and the headers of one.
+// Producer: copies items, each warp's first lane in turn.
 template <typename F>
 class RowProducer {
   using Stage = RowStage<F>;
 
  public:
-  __device__ __forceinline__ RowProducer(unsigned char* ring, RowBarriers& barriers, const RowTiles& tiles,
-                                         const RowSteps<F>& steps, const unsigned* codes,
-                                         const unsigned* headers, int stages)
-      : ring_(ring),
-        barriers_(barriers),
+  __device__ __forceinline__ RowProducer(unsigned char* codes, unsigned char* headers, RowShared& shared,
+                                         const RowTiles& tiles, const RowSteps<F>& steps,
+                                         const TensorMap& codes_map, const TensorMap& headers_map, int stages)
+      : codes_(codes),
+        headers_(headers),
+        shared_(shared),
         tiles_(tiles),
         steps_(steps),
-        codes_(codes),
-        headers_(headers),
-        stages_(stages),
-        policy_(evict_first_policy()) {}
+        codes_map_(codes_map),
+        headers_map_(headers_map),
+        stages_(stages) {}
 
   // Into a slot that is free.
   __device__ __forceinline__ void start(int item, int slot) const {
-    const int tile = small_div(item, steps_.a_tile), first = (item - tile * steps_.a_tile) * ROW_WARPS;
-    if (tile >= tiles_.count) return;
-    const int count = min(ROW_WARPS, steps_.count - first);
-    const int code_bytes = count * Stage::STEP_BYTES;
-    const int header_bytes = count / F::STEPS_A_SPAN * Stage::SPAN_BYTES;
-    Barrier* const full = &barriers_.full[slot];
-    if (lane_of_thread() == 0) barrier_arrive_expecting(full, TILE_ROWS * (code_bytes + header_bytes));
-    __syncwarp();
-    const int i = lane_of_thread() % TILE_ROWS;
-    const long long row = tiles_.row(tile, i);
-    unsigned char* const stage = ring_ + slot * Stage::BYTES;
-    if (lane_of_thread() < TILE_ROWS) {
-      copy_bulk(stage + i * Stage::CODES, codes_ + (row * steps_.count + first) * F::STEP_WORDS, code_bytes, full,
-                policy_);
-    } else {
-      copy_bulk(stage + TILE_ROWS * Stage::CODES + i * Stage::HEADERS,
-                headers_ + (row * steps_.spans + first / F::STEPS_A_SPAN) * F::HEADER_WORDS, header_bytes, full,
-                policy_);
+    const int tile = small_div(item, steps_.a_tile), part = item - tile * steps_.a_tile;
+    if (tile >= tiles_.count || lane_of_thread() != 0) return;
+    const unsigned long long policy = evict_first_policy();
+    Barrier* const full = &shared_.full[slot];
+    barrier_arrive_expecting(full, Stage::CODES + Stage::HEADERS);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = tiles_.row(tile, i);
+      copy_box(codes_ + slot * Stage::CODES + i * Stage::UNIT_CODES, codes_map_, part * Stage::LINES, row, 0, full,
+               policy);
+      copy_box(headers_ + slot * Stage::HEADERS + i * Stage::UNIT_HEADERS, headers_map_, row,
+               part * (Stage::ROW_HEADERS / 2), full, policy);
     }
   }
 
   // The slot of an item once all warps have used it; `next`: the place of the item behind that one.
   __device__ __forceinline__ void refill(int item, const RingPlace& next) const {
     const int slot = next.slot == 0 ? stages_ - 1 : next.slot - 1;
-    barrier_wait(&barriers_.empty[slot], next.slot == 0 ? next.parity ^ 1 : next.parity);
+    barrier_wait(&shared_.empty[slot], next.slot == 0 ? next.parity ^ 1 : next.parity);
     start(item + stages_, slot);
   }
 
  private:
-  unsigned char* const ring_;
-  RowBarriers& barriers_;
+  unsigned char* const codes_;
+  unsigned char* const headers_;
+  RowShared& shared_;
   const RowTiles& tiles_;
   const RowSteps<F>& steps_;
-  const unsigned* const codes_;
-  const unsigned* const headers_;
+  const TensorMap& codes_map_;  // of 16-bit elements
+  const TensorMap& headers_map_;
   const int stages_;
-  const unsigned long long policy_;
 };
 
 // The norm before the product, and the row in fixed point.
@@ -246,33 +256,43 @@ class RowPrologue {
   uint4 gains_[BATCH];
 };
 
-// Consumer: this warp's sums of a tile over its steps of k.
+// Consumer: this warp's sums of a tile over its steps of k. The rows of a unit are those of the mma in an order in
+// which neighbours, which are read at once, are four rows apart and so in different banks.
 template <typename F>
 class RowItems {
   using Stage = RowStage<F>;
 
  public:
-  __device__ __forceinline__ RowItems(const uint4* y, const RowGroupOf<F>* groups, const uint4* zeros,
-                                      const RowSteps<F>& steps)
-      : bytes_(y, zeros), groups_(groups + lane()), count_(steps.count) {}
+  __device__ __forceinline__ RowItems(const unsigned char* shared, const uint4* y,
+                                      const RowGroupOf<F>* groups, const uint4* zeros, const RowSteps<F>& steps)
+      : bytes_(shared, y, zeros), groups_(groups + lane()), count_(steps.count) {
+    const int step = warp_of_thread() * Stage::STEP_BYTES;
+    first_ = Stage::place(step + first_piece<F>(lane()) * 4, row());
+    second_ = Stage::place(step + second_piece<F>(lane()) * 4, row());
+    header_ = Stage::header_place(warp_of_thread() / F::STEPS_A_SPAN * Stage::SPAN_BYTES, row());
+  }
 
-  __device__ __forceinline__ void take(const unsigned char* stage, int part) {
+  __device__ __forceinline__ void take(const unsigned char* codes, const unsigned char* headers, int part) {
     if (part * ROW_WARPS + warp_of_thread() >= count_) return;
     const RowGroupOf<F> group = groups_[part * 4];
     uint2 bytes[LANE_ELEMENTS / SEGMENT];
     bytes_.load(part, bytes);
-    const unsigned char* const row = stage + row_of_lane() * Stage::CODES + warp_of_thread() * Stage::STEP_BYTES;
-    const LaneCodes<F> low = load_lane_codes<F>(reinterpret_cast<const unsigned*>(row), lane());
-    const LaneCodes<F> high =
-        load_lane_codes<F>(reinterpret_cast<const unsigned*>(row + UNIT * Stage::CODES), lane());
+    LaneCodes<F> rows[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned char* const unit = codes + i * Stage::UNIT_CODES;
+      copy_words<FIRST_WORDS<F>>(rows[i].words, reinterpret_cast<const unsigned*>(unit + first_));
+      if constexpr (SECOND_WORDS<F> > 0) {
+        copy_words<SECOND_WORDS<F>>(rows[i].words + FIRST_WORDS<F>,
+                                    reinterpret_cast<const unsigned*>(unit + second_));
+      }
+    }
     int products[F::GROUPS][4] = {};
-    RowBytes<F>::multiply(low, high, bytes, products);
-    const unsigned char* const header = stage + TILE_ROWS * Stage::CODES + row_of_lane() * Stage::HEADERS +
-                                        warp_of_thread() / F::STEPS_A_SPAN * Stage::SPAN_BYTES;
+    RowBytes<F>::multiply(rows[0], rows[1], bytes, products);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       unsigned record[RECORD_WORDS];
-      load_record(header + i * UNIT * Stage::HEADERS, record);
+      load_record(headers + i * Stage::UNIT_HEADERS + header_, record);
       add_scaled<F>(sums_[i], products, i, record, RowSteps<F>::half(), group);
     }
   }
@@ -284,13 +304,14 @@ class RowItems {
       float sum = sums_[i];
       sum += __shfl_xor_sync(FULL_WARP, sum, 1);
       sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      if (lane() == 0) partial[warp_of_thread() * TILE_ROWS + i * UNIT + row_of_lane()] = sum;
+      if (lane() == 0) partial[warp_of_thread() * TILE_ROWS + i * UNIT + row()] = sum;
       sums_[i] = 0.0f;
     }
   }
 
  private:
   static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
+  static __device__ __forceinline__ int row() { return row_of_lane() / 2 + row_of_lane() % 2 * (UNIT / 2); }
 
   static __device__ __forceinline__ void load_record(const unsigned char* header, unsigned (&record)[RECORD_WORDS]) {
     const unsigned* const words = reinterpret_cast<const unsigned*>(header);
@@ -305,6 +326,7 @@ class RowItems {
   const RowBytes<F> bytes_;
   const RowGroupOf<F>* const groups_;  // of this lane's 32 elements of a step
   const int count_;                    // steps of a row
+  int first_, second_, header_;        // where this lane's lie in a unit
   float sums_[2] = {};
 };
 

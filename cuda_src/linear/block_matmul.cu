@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   using Group = RowGroupOf<F>;
   Group* const groups = reinterpret_cast<Group*>(y + (WARPS - warp_of_thread()) * steps.vectors) +
                         warp_of_thread() * (steps.vectors / 4);
-  __shared__ uint4 zeros[4];
+  __shared__ __align__(64) uint4 zeros[4];
   constexpr bool IN_FIXED_POINT = V::RESIDENT && HAS_INTEGERS<F>;
 
   BlockProducer<V> producer(shared_memory, units, row, steps.count, x, codes, headers, num_rows, in_features,
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   } else {
     __syncwarp();  // y and gains are there for all lanes
   }
-  auto consumer = ConsumerFor<V, IN_FIXED_POINT>::make(y, groups, zeros);
+  auto consumer = ConsumerFor<V, IN_FIXED_POINT>::make(shared_memory, y, groups, zeros);
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;

@@ -89,23 +89,6 @@ void start_box(std::uint32_t to, std::uint64_t map_address, std::initializer_lis
     }
   });
 }
-
-void start_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint32_t barrier) {
-  if (bytes % 16 != 0) fail("a bulk copy of bytes that are no multiple of 16");
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) fail("a bulk copy from a misaligned address");
-  if (const char* const wrong = wrong_access(to, bytes, 16)) fail(wrong);
-  if (rank_of(to) != rank_of(barrier)) fail("a bulk copy that counts in another block than it goes to");
-  at(barrier, sizeof(std::uint64_t));
-  const int rank = rank_of(to);
-  run_copy([=, copy = begin_copy()] {
-    unsigned char* const target = memory_of(rank) + offset_of(to);
-    land(copy, rank, barrier, bytes, [&](const BulkAccess& access) {
-      note_bulk(access, target, bytes, true);
-      std::memcpy(target, from, bytes);
-    });
-  });
-}
-
 void start_bulk(std::uint32_t to, std::uint32_t from, unsigned bytes, std::uint32_t barrier) {
   if (bytes % 16 != 0) fail("a bulk copy of bytes that are no multiple of 16");
   for (const std::uint32_t address : {to, from}) {

@@ -17,7 +17,4 @@ void start_box(std::uint32_t to, std::uint64_t map, std::initializer_list<int> c
 // From this block's shared memory to that of the block that `to` and `barrier` name.
 void start_bulk(std::uint32_t to, std::uint32_t from, unsigned bytes, std::uint32_t barrier);
 
-// From global memory to that of the block that `to` and `barrier` name.
-void start_bulk(std::uint32_t to, const void* from, unsigned bytes, std::uint32_t barrier);
-
 }  // namespace emulated

@@ -138,17 +138,6 @@ __device__ __forceinline__ void copy_to_block(void* to, const void* from, unsign
 
 // ---- copies ---------------------------------------------------------------------------------------------
 
-// Start copying `bytes`, a multiple of 16, from global to shared memory, both addresses multiples of 16; they count
-// towards `barrier`'s phase. By a policy for L2.
-__device__ __forceinline__ void copy_bulk(void* shared, const void* global, unsigned bytes, Barrier* barrier,
-                                          unsigned long long policy) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], "
-      "%4;" ::"r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
-      : "memory");
-}
-
 // What cuTensorMapEncodeTiled writes: base, shape and strides of a matrix and the box that a copy moves. A
 // kernel takes it as `const __grid_constant__ TensorMap`.
 struct alignas(128) TensorMap {
@@ -178,6 +167,17 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int
       "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(shared)),
       "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(shared_address(barrier)),
       "l"(policy)
+      : "memory");
+}
+
+// The same by a map of three dimensions, of which `column` is the innermost and `plane` the outermost.
+__device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int plane, int row, int column,
+                                         Barrier* barrier, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(plane),
+      "r"(shared_address(barrier)), "l"(policy)
       : "memory");
 }
 

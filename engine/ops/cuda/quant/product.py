@@ -230,7 +230,7 @@ def _launch(
     features, in_features = part.shape
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
-    if x.shape[0] == 1 and sm90_row.supports(device, part.format, in_features, device.max_shared_bytes):
+    if x.shape[0] == 1 and sm90_row.supports(device, part.format, in_features):
         row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
         types = (cuda_type(x.dtype), cuda_type(out.dtype))
         sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)

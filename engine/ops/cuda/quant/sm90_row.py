@@ -10,7 +10,8 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
+from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, TensorMap
+from tessera.engine.cuda.tensor_map import SWIZZLE_BYTES, lines_map, words_map
 from tessera.engine.formats import KERNEL_FORMATS, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div
 from tessera.engine.tensor import Tensor, float32
@@ -19,8 +20,8 @@ from tessera.engine.tensor import Tensor, float32
 class Sm90BlockRowParams(NamedTuple):
     x: InT
     norm: InT
-    codes: InUint
-    headers: InUint
+    codes_map: TensorMap
+    headers_map: TensorMap
     bias: InT
     out: OutOut
     out_features: Int32
@@ -44,30 +45,34 @@ SPECS = (SM90_BLOCK_ROW,)
 
 ROW_WARPS = Constant(16, "of a block; they share k")
 MAX_ROW_STAGES = Constant(8, "of the ring")
+ROW_SHARED_BYTES = Constant(9600, "beside the ring and the row")
 declare_header(
-    "sm90_block_row", __name__, {"ROW_WARPS": ROW_WARPS, "MAX_ROW_STAGES": MAX_ROW_STAGES}, (Sm90BlockRowParams,)
+    "sm90_block_row",
+    __name__,
+    {"ROW_WARPS": ROW_WARPS, "MAX_ROW_STAGES": MAX_ROW_STAGES, "ROW_SHARED_BYTES": ROW_SHARED_BYTES},
+    (Sm90BlockRowParams,),
 )
 
 THREADS = ROW_WARPS * WARP_SIZE
-TILE_ROWS = 16  # of the weight
+UNIT, TILE_ROWS = 8, 16  # of the weight
 STEP = 128  # elements of each row that a warp takes at a time
 GROUP, WORD_BYTES, COPY_BYTES = 32, 4, 16
-CODES_PADDING, HEADERS_PADDING = 64, 16  # bytes behind a row's, that keep rows in different banks
-GROUP_BYTES, HALVES_BYTES = 8, 16  # of the scale and sums of 32 elements, with those of both halves
-STATIC_BYTES = 512  # of barriers, sums of squares and zeros
+HALVES_BYTES = 16  # of the scale and the sums of 32 elements, at most
 RING_BYTES = 80 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
 NO_INTEGERS = ("Fp8", "Nf4")  # kernel types whose values are none
 
 
-def supports(device: CudaDevice, format: PackedFormat, in_features: int, shared_limit: int) -> bool:
+def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool:
     """Whether the kernel multiplies by rows of so many elements."""
+    spans = ceil_div(in_features, format.span)
     return (
         SM90_BLOCK_ROW.supports(device.arch)
         and _has_integers(format)
-        and _spans(format, in_features) * format.header_words * WORD_BYTES % COPY_BYTES == 0
-        and shared_bytes(format, in_features, MIN_STAGES) + STATIC_BYTES <= shared_limit
+        and spans * format.header_words * WORD_BYTES % COPY_BYTES == 0
+        and spans * format.span * format.lane_words // 8 % SWIZZLE_BYTES == 0
+        and shared_bytes(format, in_features, MIN_STAGES) <= device.max_shared_bytes
     )
 
 
@@ -75,29 +80,32 @@ def _has_integers(format: PackedFormat) -> bool:
     return not format.kernel_type.startswith(NO_INTEGERS)
 
 
-def _spans(format: PackedFormat, in_features: int) -> int:
-    return ceil_div(in_features, format.span)
+def _codes_bytes(format: PackedFormat) -> int:
+    """Of a row of an item."""
+    return ROW_WARPS * STEP * format.lane_words // 8
+
+
+def _header_words(format: PackedFormat) -> int:
+    """Of a row of an item."""
+    return ROW_WARPS * STEP // format.span * format.header_words
 
 
 def stage_bytes(format: PackedFormat) -> int:
     """Of an item: the codes and headers of each row of a tile."""
-    codes = ROW_WARPS * STEP * format.lane_words // 8 + CODES_PADDING
-    headers = ROW_WARPS * STEP // format.span * format.header_words * WORD_BYTES + HEADERS_PADDING
-    return TILE_ROWS * (codes + headers)
+    return TILE_ROWS * (_codes_bytes(format) + _header_words(format) * WORD_BYTES)
 
 
 def shared_bytes(format: PackedFormat, in_features: int, stages: int) -> int:
-    """Dynamic shared memory of a block: the ring, the warps' sums, and the row in fixed point."""
+    """Dynamic shared memory of a block: the ring, the row in fixed point, and `RowShared`."""
     columns = ceil_div(in_features, ROW_WARPS * STEP) * ROW_WARPS * STEP
-    sums = (stages + 1) * ROW_WARPS * TILE_ROWS * float32.itemsize
-    return stages * stage_bytes(format) + sums + columns * HALF_BYTES + columns // GROUP * HALVES_BYTES
+    row = columns * HALF_BYTES + columns // GROUP * HALVES_BYTES
+    return stages * stage_bytes(format) + row + ROW_SHARED_BYTES
 
 
 def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> int:
     """Of the ring, as near to RING_BYTES as fits."""
-    left = shared_limit - STATIC_BYTES - shared_bytes(format, in_features, 0)
-    a_stage = shared_bytes(format, in_features, 1) - shared_bytes(format, in_features, 0)
-    return min(MAX_ROW_STAGES, left // a_stage, max(MIN_STAGES, round(RING_BYTES / stage_bytes(format))))
+    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, round(RING_BYTES / stage_bytes(format)))
+    return min(MAX_ROW_STAGES, (shared_limit - shared_bytes(format, in_features, 0)) // a_stage, wanted)
 
 
 class RowOperands(NamedTuple):
@@ -125,8 +133,8 @@ def launch(
     params = Sm90BlockRowParams(
         x=x,
         norm=norm,
-        codes=part.tensors["codes"],
-        headers=part.tensors["headers"],
+        codes_map=lines_map(part.tensors["codes"], UNIT, _codes_bytes(part.format) // SWIZZLE_BYTES),
+        headers_map=words_map(part.tensors["headers"], UNIT, _header_words(part.format)),
         bias=bias,
         out=out,
         out_features=features,
