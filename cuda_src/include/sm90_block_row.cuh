@@ -4,10 +4,13 @@
 
 #include "block_row.cuh"
 #include "generated/sm90_block_row.cuh"
-#include "ptx/sm90.cuh"
+#include "sm90_block_ring.cuh"
 
 constexpr int ROW_THREADS = ROW_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = 2 * UNIT;  // of an mma
+
+template <typename F>
+using RowStage = BlockStage<F, ROW_WARPS, 2>;
 
 // What a block has in shared memory beside the ring and the row.
 struct alignas(128) RowShared {
@@ -29,134 +32,6 @@ struct alignas(128) RowShared {
   }
 };
 static_assert(sizeof(RowShared) == ROW_SHARED_BYTES, "the launch leaves it this much");
-
-// A slot of a ring and the parity of its phase.
-struct RingPlace {
-  const int slots;
-  int slot = 0;
-  unsigned parity = 0;
-
-  __device__ __forceinline__ explicit RingPlace(int count) : slots(count) {}
-  __device__ __forceinline__ void advance() {
-    if (++slot == slots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-// A stage of the ring: of each of two units the codes of an item, in lines of 128 bytes, eight rows' first lines
-// before their second ones, and far off its headers.
-template <typename F>
-struct RowStage {
-  static constexpr int STEP_BYTES = F::STEP_WORDS * 4, SPAN_BYTES = F::HEADER_WORDS * 4;
-  static constexpr int LINES = ROW_WARPS * STEP_BYTES / SWIZZLE_BYTES;  // of a row
-  static constexpr int ROW_HEADERS = ROW_WARPS / F::STEPS_A_SPAN * SPAN_BYTES;
-  static constexpr int UNIT_CODES = UNIT * ROW_WARPS * STEP_BYTES, UNIT_HEADERS = UNIT * ROW_HEADERS;
-  static constexpr int CODES = 2 * UNIT_CODES, HEADERS = 2 * UNIT_HEADERS;
-  static constexpr bool SWIZZLES_HEADERS = ROW_HEADERS == SWIZZLE_BYTES;
-  static_assert(UNIT_CODES % SWIZZLE_REPEAT == 0 && UNIT_HEADERS % 128 == 0, "boxes begin at multiples of it");
-
-  // Where byte `at` of a row lies in its unit. A line's 16-byte pieces are XORed with the row.
-  static __device__ __forceinline__ int place(int at, int row) {
-    return at / SWIZZLE_BYTES * SWIZZLE_REPEAT + row * SWIZZLE_BYTES + ((at % SWIZZLE_BYTES) ^ row * 16);
-  }
-  static __device__ __forceinline__ int header_place(int at, int row) {
-    return SWIZZLES_HEADERS ? place(at, row) : row * ROW_HEADERS + at;
-  }
-};
-
-// This block's tiles: neighbouring rows of the weight, or 8 gates and their ups.
-struct RowTiles {
-  int features;  // of the result
-  int a_tile;    // of them
-  int begin, count;
-
-  __device__ __forceinline__ RowTiles(int out_features, int gated)
-      : features(gated ? out_features / 2 : out_features), a_tile(gated ? UNIT : TILE_ROWS) {
-    const int all = ceil_div(features, a_tile), blocks = gridDim.x, block = blockIdx.x;
-    begin = all / blocks * block + min(block, all % blocks);
-    count = all / blocks + (block < all % blocks ? 1 : 0);
-  }
-
-  // The weight's row with which unit `i` of a tile begins.
-  __device__ __forceinline__ int row(int tile, int i) const {
-    return (begin + tile) * a_tile + i * (a_tile == UNIT ? features : UNIT);
-  }
-};
-
-// Steps of 128 elements that a row has; a warp takes every 16th.
-template <typename F>
-struct RowSteps {
-  int spans;
-  int count;
-  int a_tile;   // items, and steps of a warp, with those beyond the row's end
-  int vectors;  // of a warp
-
-  __device__ __forceinline__ explicit RowSteps(int in_features)
-      : spans(ceil_div(in_features, F::SPAN)),
-        count(spans * F::STEPS_A_SPAN),
-        a_tile(ceil_div(count, ROW_WARPS)),
-        vectors(a_tile * (STEP / SEGMENT)) {}
-
-  static __device__ __forceinline__ int half() {
-    static_assert(ROW_WARPS % F::STEPS_A_SPAN == 0, "a warp's steps lie at the same place of their spans");
-    return warp_of_thread() % F::STEPS_A_SPAN;
-  }
-};
-
-// Producer: copies items, each warp's first lane in turn.
-template <typename F>
-class RowProducer {
-  using Stage = RowStage<F>;
-
- public:
-  __device__ __forceinline__ RowProducer(unsigned char* codes, unsigned char* headers, RowShared& shared,
-                                         const RowTiles& tiles, const RowSteps<F>& steps,
-                                         const TensorMap& codes_map, const TensorMap& headers_map, int stages)
-      : codes_(codes),
-        headers_(headers),
-        shared_(shared),
-        tiles_(tiles),
-        steps_(steps),
-        codes_map_(codes_map),
-        headers_map_(headers_map),
-        stages_(stages) {}
-
-  // Into a slot that is free.
-  __device__ __forceinline__ void start(int item, int slot) const {
-    const int tile = small_div(item, steps_.a_tile), part = item - tile * steps_.a_tile;
-    if (tile >= tiles_.count || lane_of_thread() != 0) return;
-    const unsigned long long policy = evict_first_policy();
-    Barrier* const full = &shared_.full[slot];
-    barrier_arrive_expecting(full, Stage::CODES + Stage::HEADERS);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = tiles_.row(tile, i);
-      copy_box(codes_ + slot * Stage::CODES + i * Stage::UNIT_CODES, codes_map_, part * Stage::LINES, row, 0, full,
-               policy);
-      copy_box(headers_ + slot * Stage::HEADERS + i * Stage::UNIT_HEADERS, headers_map_, row,
-               part * (Stage::ROW_HEADERS / 2), full, policy);
-    }
-  }
-
-  // The slot of an item once all warps have used it; `next`: the place of the item behind that one.
-  __device__ __forceinline__ void refill(int item, const RingPlace& next) const {
-    const int slot = next.slot == 0 ? stages_ - 1 : next.slot - 1;
-    barrier_wait(&shared_.empty[slot], next.slot == 0 ? next.parity ^ 1 : next.parity);
-    start(item + stages_, slot);
-  }
-
- private:
-  unsigned char* const codes_;
-  unsigned char* const headers_;
-  RowShared& shared_;
-  const RowTiles& tiles_;
-  const RowSteps<F>& steps_;
-  const TensorMap& codes_map_;  // of 16-bit elements
-  const TensorMap& headers_map_;
-  const int stages_;
-};
 
 // The norm before the product, and the row in fixed point.
 template <typename T, typename F>
@@ -256,44 +131,32 @@ class RowPrologue {
   uint4 gains_[BATCH];
 };
 
-// Consumer: this warp's sums of a tile over its steps of k. The rows of a unit are those of the mma in an order in
-// which neighbours, which are read at once, are four rows apart and so in different banks.
+// Consumer: this warp's sums of a tile over its steps of k.
 template <typename F>
 class RowItems {
   using Stage = RowStage<F>;
+  using Steps = StageSteps<Stage>;
 
  public:
-  __device__ __forceinline__ RowItems(const unsigned char* shared, const uint4* y,
-                                      const RowGroupOf<F>* groups, const uint4* zeros, const RowSteps<F>& steps)
-      : bytes_(shared, y, zeros), groups_(groups + lane()), count_(steps.count) {
-    const int step = warp_of_thread() * Stage::STEP_BYTES;
-    first_ = Stage::place(step + first_piece<F>(lane()) * 4, row());
-    second_ = Stage::place(step + second_piece<F>(lane()) * 4, row());
-    header_ = Stage::header_place(warp_of_thread() / F::STEPS_A_SPAN * Stage::SPAN_BYTES, row());
-  }
+  __device__ __forceinline__ RowItems(const unsigned char* shared, const uint4* y, const RowGroupOf<F>* groups,
+                                      const uint4* zeros, const Steps& steps)
+      : places_(warp_of_thread()),
+        bytes_(shared, y, zeros),
+        groups_(groups + lane_of_thread() % 4),
+        count_(steps.count) {}
 
   __device__ __forceinline__ void take(const unsigned char* codes, const unsigned char* headers, int part) {
     if (part * ROW_WARPS + warp_of_thread() >= count_) return;
     const RowGroupOf<F> group = groups_[part * 4];
     uint2 bytes[LANE_ELEMENTS / SEGMENT];
     bytes_.load(part, bytes);
-    LaneCodes<F> rows[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const unsigned char* const unit = codes + i * Stage::UNIT_CODES;
-      copy_words<FIRST_WORDS<F>>(rows[i].words, reinterpret_cast<const unsigned*>(unit + first_));
-      if constexpr (SECOND_WORDS<F> > 0) {
-        copy_words<SECOND_WORDS<F>>(rows[i].words + FIRST_WORDS<F>,
-                                    reinterpret_cast<const unsigned*>(unit + second_));
-      }
-    }
     int products[F::GROUPS][4] = {};
-    RowBytes<F>::multiply(rows[0], rows[1], bytes, products);
+    RowBytes<F>::multiply(places_.codes(codes), places_.codes(codes + Stage::UNIT_CODES), bytes, products);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       unsigned record[RECORD_WORDS];
-      load_record(headers + i * Stage::UNIT_HEADERS + header_, record);
-      add_scaled<F>(sums_[i], products, i, record, RowSteps<F>::half(), group);
+      places_.load_record(headers + i * Stage::UNIT_HEADERS, Steps::half(), record);
+      add_scaled<F>(sums_[i], products, i, record, Steps::half(), group);
     }
   }
 
@@ -304,37 +167,26 @@ class RowItems {
       float sum = sums_[i];
       sum += __shfl_xor_sync(FULL_WARP, sum, 1);
       sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      if (lane() == 0) partial[warp_of_thread() * TILE_ROWS + i * UNIT + row()] = sum;
+      if (lane_of_thread() % 4 == 0) partial[warp_of_thread() * TILE_ROWS + i * UNIT + places_.row()] = sum;
       sums_[i] = 0.0f;
     }
   }
 
  private:
-  static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
-  static __device__ __forceinline__ int row() { return row_of_lane() / 2 + row_of_lane() % 2 * (UNIT / 2); }
-
-  static __device__ __forceinline__ void load_record(const unsigned char* header, unsigned (&record)[RECORD_WORDS]) {
-    const unsigned* const words = reinterpret_cast<const unsigned*>(header);
-    if constexpr (F::HEADER_WORDS == 5) {  // a lane takes one of the first two
-      record[0] = record[1] = words[RowSteps<F>::half() * 2 + lane() / 2];
-      record[2] = words[4];
-    } else {
-      copy_words<F::HEADER_WORDS>(record, words);
-    }
-  }
-
+  const UnitPlaces<Stage> places_;
   const RowBytes<F> bytes_;
   const RowGroupOf<F>* const groups_;  // of this lane's 32 elements of a step
   const int count_;                    // steps of a row
-  int first_, second_, header_;        // where this lane's lie in a unit
   float sums_[2] = {};
 };
 
 // Epilogue: a warp adds the warps' sums of a tile, then the bias and the residual or the gate.
-template <typename T, typename Out>
+template <typename T, typename Out, typename F>
 class RowEpilogue {
+  using Tiles = BlockTiles<RowStage<F>>;
+
  public:
-  __device__ __forceinline__ RowEpilogue(const RowTiles& tiles, const T* bias, Out* out, int accumulate, int gated)
+  __device__ __forceinline__ RowEpilogue(const Tiles& tiles, const T* bias, Out* out, int accumulate, int gated)
       : tiles_(tiles), bias_(bias), out_(out), accumulate_(accumulate), gated_(gated) {}
 
   // What the sums are added to, so that it is there when they are.
@@ -367,7 +219,7 @@ class RowEpilogue {
     return lane_of_thread() < tiles_.a_tile && column(tile) < tiles_.features;
   }
 
-  const RowTiles& tiles_;
+  const Tiles& tiles_;
   const T* const bias_;
   Out* const out_;
   const int accumulate_, gated_;

@@ -22,8 +22,8 @@ template <typename T, typename Out, typename F>
 __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLOCK_ROW_PARAMS(T, Out)) {
   using Stage = RowStage<F>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const RowTiles tiles(out_features, gated);
-  const RowSteps<F> steps(in_features);
+  const BlockTiles<Stage> tiles(out_features, gated);
+  const StageSteps<Stage> steps(in_features);
   unsigned char* const header_ring = shared_memory + stages * Stage::CODES;
   RowShared& shared = *reinterpret_cast<RowShared*>(header_ring + stages * Stage::HEADERS);
   uint4* const y = reinterpret_cast<uint4*>(&shared + 1) + warp_of_thread() * steps.vectors;
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
 
   shared.init(stages);
   __syncthreads();
-  const RowProducer<F> producer(shared_memory, header_ring, shared, tiles, steps, codes_map, headers_map, stages);
+  const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps, codes_map,
+                                    headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
   let_next_kernel_start();
   RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, steps.vectors);
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
   __syncwarp();
 
   RowItems<F> items(shared_memory, y, groups, shared.zeros, steps);
-  RowEpilogue<T, Out> epilogue(tiles, bias, out, accumulate, gated);
+  RowEpilogue<T, Out, F> epilogue(tiles, bias, out, accumulate, gated);
   RingPlace place(stages), sums_place(stages + 1);
   int refills_in = warp_of_thread() == 0 ? ROW_WARPS : warp_of_thread(), item = 0;
 #pragma unroll 1
