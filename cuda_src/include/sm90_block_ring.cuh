@@ -151,6 +151,7 @@ class UnitPlaces {
     first_ = Stage::place(step + first_piece<F>(lane()) * 4, row());
     second_ = Stage::place(step + second_piece<F>(lane()) * 4, row());
     header_ = Stage::header_place(part / F::STEPS_A_SPAN * Stage::SPAN_BYTES, row());
+    asm volatile("" : "+r"(first_), "+r"(second_), "+r"(header_));  // else they are computed again in each step
   }
   // The row that this lane's row of an mma is.
   static __device__ __forceinline__ int row() { return row_of_lane() / 2 + row_of_lane() % 2 * (UNIT / 2); }
