@@ -343,8 +343,8 @@ __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int ro
   }
 }
 
-// The integers of rounds 2 i and 2 i + 1 as bytes, where a plane of two bits lies above one of four: elements 2 p
-// and 2 p + 1 of both rounds, in turn, in word p.
+// The integers of rounds 2 i and 2 i + 1 as bytes, where a plane of two bits lies above one of four: elements
+// 2 p and 2 p + 1 of both rounds, in turn, in word p.
 template <typename F>
 __device__ __forceinline__ uint4 paired_bytes(const LaneCodes<F>& codes, int i) {
   static_assert(F::HIGH == 2 && F::LOW == 4, "two bits above four");

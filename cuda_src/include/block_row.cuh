@@ -31,8 +31,8 @@ using RowGroupOf = RowGroup<F::GROUPS>;
 template <typename F>
 constexpr bool IN_PAIRS = F::HIGH == 2;
 
-// Where the four elements that lane `v % 32` brings into fixed point first lie, and the other four: its vector
-// v of the row; in pairs, one half of it and of its neighbour, that of the even round first.
+// Where the four elements that lane `v % 32` brings into fixed point first lie, and the other four: its
+// vector v of the row; in pairs, one half of it and of its neighbour, that of the even round first.
 template <typename F>
 __device__ __forceinline__ int2 halves_of_vector(int v) {
   if constexpr (!IN_PAIRS<F>) return make_int2(v * 2, v * 2 + 1);
@@ -41,11 +41,12 @@ __device__ __forceinline__ int2 halves_of_vector(int v) {
   return make_int2(half + even * 2, half + 2 - even * 2);
 }
 
-// Brings eight elements into fixed point: to y the high bytes of elements 0, 4, 1, 5 and 2, 6, 3, 7 of those that
-// `halves_of_vector` names, and the low ones, and of each four vectors to `groups`. Called by a warp, `valid` where
-// there is such a vector; elsewhere `raw` is zeros.
+// Brings eight elements into fixed point: to y the high bytes of elements 0, 4, 1, 5 and 2, 6, 3, 7 of those
+// that `halves_of_vector` names, and the low ones, and of each four vectors to `groups`. Called by a warp,
+// `valid` where there is such a vector; elsewhere `raw` is zeros.
 template <typename T, typename F>
-__device__ __forceinline__ void fix_vector(const uint4& raw, int v, bool valid, uint4* y, RowGroupOf<F>* groups) {
+__device__ __forceinline__ void fix_vector(const uint4& raw, int v, bool valid, uint4* y,
+                                           RowGroupOf<F>* groups) {
   const Vec<T, SEGMENT> elements = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
   float x[SEGMENT], sum = 0.0f, most = 0.0f;
 #pragma unroll
@@ -106,22 +107,23 @@ __device__ __forceinline__ void fix_row(uint4* y, RowGroupOf<F>* groups, int vec
   }
 }
 
-// The row's bytes as a lane gives them to the tensor cores. Of an mma's eight columns, 2t and 2t+1 are the high
-// and low bytes of lane t's elements, and zero where k is another lane's: so the sums of a step's four groups
-// stay apart, and lane t finds those of its own.
+// The row's bytes as a lane gives them to the tensor cores. Of an mma's eight columns, 2t and 2t+1 are the
+// high and low bytes of lane t's elements, and zero where k is another lane's: so the sums of a step's four
+// groups stay apart, and lane t finds those of its own.
 template <typename F>
 class RowBytes {
   static constexpr int ROUNDS = LANE_ELEMENTS / SEGMENT;
 
  public:
-  // `y`: this warp's, as `fix_vector` leaves it; `zeros`: 64 bytes, for lanes without a column. Both, and `shared`, at
-  // multiples of 64 bytes.
+  // `y`: this warp's, as `fix_vector` leaves it; `zeros`: 64 bytes, for lanes without a column. Both, and
+  // `shared`, at multiples of 64 bytes.
   __device__ __forceinline__ RowBytes(const unsigned char* shared, const uint4* y, const uint4* zeros)
       : shared_(shared) {
     const int column = row_of_lane();
     const bool own = column / 2 == lane();
     const uint4* const from = own ? y + lane() * 4 + vector(0) : zeros;
-    from_ = static_cast<int>(shared_address(from) - shared_address(shared)) + (own ? column % 2 * COLUMN_BYTES : 0);
+    from_ = static_cast<int>(shared_address(from) - shared_address(shared)) +
+            (own ? column % 2 * COLUMN_BYTES : 0);
     step_ = own ? STEP * 2 : 0;
     asm volatile("" : "+r"(from_), "+r"(step_));  // else they are computed again in each step
   }
@@ -226,8 +228,8 @@ class RowConsumer {
 
  public:
   // What `fix_row` leaves of this warp's.
-  __device__ __forceinline__ RowConsumer(const unsigned char* shared, const uint4* y, const RowGroupOf<F>* groups,
-                                         const uint4* zeros)
+  __device__ __forceinline__ RowConsumer(const unsigned char* shared, const uint4* y,
+                                         const RowGroupOf<F>* groups, const uint4* zeros)
       : bytes_(shared, y, zeros), groups_(groups + lane_of_thread() % 4) {}
 
   __device__ __forceinline__ void begin_tile(int num_units, int gated) {

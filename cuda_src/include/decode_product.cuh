@@ -300,7 +300,8 @@ struct NormPrologue {
       if constexpr (!V::SCALES_SUMS) {
         __syncthreads();
         const float scale = inverse_rms(0);
-        for (int v = lane; v < steps.vectors; v += WARP_SIZE) y[v] = scaled_elements<T>(y[v], gains[v], scale);
+        for (int v = lane; v < steps.vectors; v += WARP_SIZE)
+          y[v] = scaled_elements<T>(y[v], gains[v], scale);
       }
     }
   }

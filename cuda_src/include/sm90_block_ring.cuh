@@ -1,5 +1,5 @@
-// How the weights of few rows' products in quantised blocks reach shared memory from sm_90 on: by TMA, which costs a
-// lane neither instructions nor places in the queue of its loads.
+// How the weights of few rows' products in quantised blocks reach shared memory from sm_90 on: by TMA, which
+// costs a lane neither instructions nor places in the queue of its loads.
 #pragma once
 
 #include "block_product.cuh"
@@ -20,8 +20,8 @@ struct RingPlace {
   }
 };
 
-// A stage of the ring: of each unit of a tile the codes of an item, in lines of 128 bytes, eight rows' first lines
-// before their second ones, and far off its headers. PARTS warps share an item's k, a step each.
+// A stage of the ring: of each unit of a tile the codes of an item, in lines of 128 bytes, eight rows' first
+// lines before their second ones, and far off its headers. PARTS warps share an item's k, a step each.
 template <typename Format, int PARTS_OF_K, int UNITS_A_TILE>
 struct BlockStage {
   using F = Format;
@@ -32,7 +32,8 @@ struct BlockStage {
   static constexpr int UNIT_CODES = UNIT * PARTS * STEP_BYTES, UNIT_HEADERS = UNIT * ROW_HEADERS;
   static constexpr int CODES = UNITS * UNIT_CODES, HEADERS = UNITS * UNIT_HEADERS;
   static constexpr bool SWIZZLES_HEADERS = ROW_HEADERS == SWIZZLE_BYTES;
-  static_assert(UNIT_CODES % SWIZZLE_REPEAT == 0 && UNIT_HEADERS % 128 == 0, "boxes begin at multiples of it");
+  static_assert(UNIT_CODES % SWIZZLE_REPEAT == 0 && UNIT_HEADERS % 128 == 0,
+                "boxes begin at multiples of it");
 
   // Where byte `at` of a row lies in its unit. A line's 16-byte pieces are XORed with the row.
   static __device__ __forceinline__ int place(int at, int row) {
@@ -88,11 +89,11 @@ struct StageSteps {
 // Producer: copies items, each warp's first lane in turn.
 template <typename Stage>
 class BoxProducer {
-
  public:
-  __device__ __forceinline__ BoxProducer(unsigned char* codes, unsigned char* headers, Barrier* full, Barrier* empty,
-                                         const BlockTiles<Stage>& tiles, const StageSteps<Stage>& steps,
-                                         const TensorMap& codes_map, const TensorMap& headers_map, int stages)
+  __device__ __forceinline__ BoxProducer(unsigned char* codes, unsigned char* headers, Barrier* full,
+                                         Barrier* empty, const BlockTiles<Stage>& tiles,
+                                         const StageSteps<Stage>& steps, const TensorMap& codes_map,
+                                         const TensorMap& headers_map, int stages)
       : codes_(codes),
         headers_(headers),
         full_(full),
@@ -113,8 +114,8 @@ class BoxProducer {
 #pragma unroll
     for (int i = 0; i < Stage::UNITS; ++i) {
       const int row = tiles_.row(tile, i);
-      copy_box(codes_ + slot * Stage::CODES + i * Stage::UNIT_CODES, codes_map_, part * Stage::LINES, row, 0, full,
-               policy);
+      copy_box(codes_ + slot * Stage::CODES + i * Stage::UNIT_CODES, codes_map_, part * Stage::LINES, row, 0,
+               full, policy);
       copy_box(headers_ + slot * Stage::HEADERS + i * Stage::UNIT_HEADERS, headers_map_, row,
                part * (Stage::ROW_HEADERS / 2), full, policy);
     }
@@ -139,8 +140,8 @@ class BoxProducer {
   const int stages_;
 };
 
-// Where this lane's words lie in a unit. The rows of a unit are those of an mma in an order in which neighbours, which
-// are read at once, are four rows apart and so in different banks.
+// Where this lane's words lie in a unit. The rows of a unit are those of an mma in an order in which
+// neighbours, which are read at once, are four rows apart and so in different banks.
 template <typename Stage>
 class UnitPlaces {
   using F = typename Stage::F;
@@ -151,7 +152,8 @@ class UnitPlaces {
     first_ = Stage::place(step + first_piece<F>(lane()) * 4, row());
     second_ = Stage::place(step + second_piece<F>(lane()) * 4, row());
     header_ = Stage::header_place(part / F::STEPS_A_SPAN * Stage::SPAN_BYTES, row());
-    asm volatile("" : "+r"(first_), "+r"(second_), "+r"(header_));  // else they are computed again in each step
+    asm volatile(""
+                 : "+r"(first_), "+r"(second_), "+r"(header_));  // else they are computed again in each step
   }
   // The row that this lane's row of an mma is.
   static __device__ __forceinline__ int row() { return row_of_lane() / 2 + row_of_lane() % 2 * (UNIT / 2); }
@@ -160,7 +162,8 @@ class UnitPlaces {
     LaneCodes<F> codes;
     copy_words<FIRST_WORDS<F>>(codes.words, reinterpret_cast<const unsigned*>(unit + first_));
     if constexpr (SECOND_WORDS<F> > 0) {
-      copy_words<SECOND_WORDS<F>>(codes.words + FIRST_WORDS<F>, reinterpret_cast<const unsigned*>(unit + second_));
+      copy_words<SECOND_WORDS<F>>(codes.words + FIRST_WORDS<F>,
+                                  reinterpret_cast<const unsigned*>(unit + second_));
     }
     return codes;
   }

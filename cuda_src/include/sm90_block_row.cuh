@@ -1,5 +1,5 @@
-// The parts of the product of one row by a weight in quantised blocks, from sm_90 on: rows of the weight come by
-// bulk copies, which cost a lane neither instructions nor places in the queue of its loads.
+// The parts of the product of one row by a weight in quantised blocks, from sm_90 on: rows of the weight come
+// by bulk copies, which cost a lane neither instructions nor places in the queue of its loads.
 #pragma once
 
 #include "block_row.cuh"
@@ -36,8 +36,8 @@ static_assert(sizeof(RowShared) == ROW_SHARED_BYTES, "the launch leaves it this 
 // The norm before the product, and the row in fixed point.
 template <typename T, typename F>
 class RowPrologue {
-  static constexpr int BATCH = 4;                              // loads in flight
-  static constexpr bool SCALES_SUMS = has_float_range<T>;      // the norm's root divides the sums
+  static constexpr int BATCH = 4;                          // loads in flight
+  static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
 
  public:
   // Before earlier kernels have ended.
@@ -138,8 +138,8 @@ class RowItems {
   using Steps = StageSteps<Stage>;
 
  public:
-  __device__ __forceinline__ RowItems(const unsigned char* shared, const uint4* y, const RowGroupOf<F>* groups,
-                                      const uint4* zeros, const Steps& steps)
+  __device__ __forceinline__ RowItems(const unsigned char* shared, const uint4* y,
+                                      const RowGroupOf<F>* groups, const uint4* zeros, const Steps& steps)
       : places_(warp_of_thread()),
         bytes_(shared, y, zeros),
         groups_(groups + lane_of_thread() % 4),
@@ -186,7 +186,8 @@ class RowEpilogue {
   using Tiles = BlockTiles<RowStage<F>>;
 
  public:
-  __device__ __forceinline__ RowEpilogue(const Tiles& tiles, const T* bias, Out* out, int accumulate, int gated)
+  __device__ __forceinline__ RowEpilogue(const Tiles& tiles, const T* bias, Out* out, int accumulate,
+                                         int gated)
       : tiles_(tiles), bias_(bias), out_(out), accumulate_(accumulate), gated_(gated) {}
 
   // What the sums are added to, so that it is there when they are.

@@ -1,12 +1,12 @@
-// The parts of the product of a few rows by a weight in quantised blocks, from sm_90 on: the rows of x stay in shared
-// memory, and two warps share each eighth of k, each with a pair of a tile's units.
+// The parts of the product of a few rows by a weight in quantised blocks, from sm_90 on: the rows of x stay
+// in shared memory, and two warps share each eighth of k, each with a pair of a tile's units.
 #pragma once
 
 #include "generated/sm90_block_rows.cuh"
 #include "sm90_block_ring.cuh"
 
 constexpr int ROWS_THREADS = 2 * WARPS * WARP_SIZE;
-constexpr int ROWS_TILE = 4 * UNIT;   // rows of the weight
+constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
 constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
 
 template <typename F>
@@ -33,8 +33,9 @@ struct alignas(128) RowsShared {
   }
 };
 
-// The rows of x, each warp's part of k of all of them: [steps][TOKENS][16 vectors], the vectors of odd tokens XORed
-// with one, so that those of neighbours are in different banks; and the norm's weight, [steps][16 vectors].
+// The rows of x, each warp's part of k of all of them: [steps][TOKENS][16 vectors], the vectors of odd tokens
+// XORed with one, so that those of neighbours are in different banks; and the norm's weight, [steps][16
+// vectors].
 template <typename T, typename Stage, int TOKENS>
 class ResidentRows {
   static constexpr int VECTORS = STEP / SEGMENT;
@@ -64,14 +65,14 @@ class ResidentRows {
         const int token = pair_of_warp() * (TOKENS / 2) + i + lane_of_thread() / VECTORS;
         const int vector = lane_of_thread() % VECTORS, k = element(step, vector);
         const bool valid = token < num_rows && k < in_features_;
-        copy_async_16(x_ + place(step, token, vector), valid ? x + static_cast<long long>(token) * in_features_ + k : x,
-                      valid);
+        copy_async_16(x_ + place(step, token, vector),
+                      valid ? x + static_cast<long long>(token) * in_features_ + k : x, valid);
       }
     }
   }
 
-  // Multiplies by the norm's weight what has been loaded, a group of tokens a warp, and leaves the sums of squares.
-  // Their order is that of `BlockConsumer`.
+  // Multiplies by the norm's weight what has been loaded, a group of tokens a warp, and leaves the sums of
+  // squares. Their order is that of `BlockConsumer`.
   __device__ __forceinline__ void normalise(float (&squares)[WARPS][TOKENS]) const {
     const int group = pair_of_warp();
     if (group >= GROUPS) return;
@@ -90,8 +91,8 @@ class ResidentRows {
     if (lane_of_thread() % 4 == 0) squares[part_of_warp()][group * 8 + row_of_lane()] = sum;
   }
 
-  // Where this lane's elements of the first group's token lie for round 0 of the first step, from `shared` on: bytes.
-  // Those of round r are XORed with 16 r.
+  // Where this lane's elements of the first group's token lie for round 0 of the first step, from `shared`
+  // on: bytes. Those of round r are XORed with 16 r.
   __device__ __forceinline__ int first_place(const unsigned char* shared) const {
     return static_cast<int>(shared_address(x_ + place(0, row_of_lane(), vector(0))) - shared_address(shared));
   }
@@ -190,15 +191,15 @@ class RowsItems {
   float sums_[GROUPS][4] = {};
 };
 
-// Epilogue: a thread adds the warps' sums of a token and a column of the tile, then the bias and the residual or the
-// gate.
+// Epilogue: a thread adds the warps' sums of a token and a column of the tile, then the bias and the residual
+// or the gate.
 template <typename T, typename Out, typename F, int TOKENS>
 class RowsEpilogue {
   using Tiles = BlockTiles<RowsStage<F>>;
 
  public:
-  __device__ __forceinline__ RowsEpilogue(const Tiles& tiles, const T* bias, Out* out, int out_stride, int num_rows,
-                                          int accumulate)
+  __device__ __forceinline__ RowsEpilogue(const Tiles& tiles, const T* bias, Out* out, int out_stride,
+                                          int num_rows, int accumulate)
       : tiles_(tiles),
         bias_(bias),
         out_(out),
@@ -217,8 +218,8 @@ class RowsEpilogue {
   }
 
   // `squares`: of the tokens of each part of k, null without a norm, whose mean is over in_features.
-  __device__ __forceinline__ void store(int tile, const RowsShared<TOKENS>& shared, bool normed, int in_features,
-                                        float eps) const {
+  __device__ __forceinline__ void store(int tile, const RowsShared<TOKENS>& shared, bool normed,
+                                        int in_features, float eps) const {
     if (!has_row_ || column(tile) >= tiles_.features) return;
     float scale = 1.0f;
     if (normed) {
@@ -246,7 +247,9 @@ class RowsEpilogue {
     for (int w = 1; w < WARPS; ++w) sum += shared.partial[w][token_][row];
     return sum;
   }
-  __device__ __forceinline__ int column(int tile) const { return (tiles_.begin + tile) * tiles_.a_tile + column_; }
+  __device__ __forceinline__ int column(int tile) const {
+    return (tiles_.begin + tile) * tiles_.a_tile + column_;
+  }
   __device__ __forceinline__ long long place(int tile) const {
     return static_cast<long long>(token_) * out_stride_ + column(tile);
   }

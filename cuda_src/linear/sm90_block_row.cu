@@ -15,9 +15,10 @@
 // Grid: any number of blocks; they share the weight's tiles of 16 rows (gated: 8 gates and their ups) evenly.
 // Block: 512 threads; two fit a multiprocessor, of this kernel and the next, so that the ring of that one
 // fills while this one ends. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_row.py.
-// Unit of work: an item, 2,048 elements of the 16 rows of a tile, comes by TMA into a ring of `stages`; each of 16 warps takes 128 elements of it. No barrier joins the warps: one of them adds up the
-// sums of a tile, and one starts the copies for the item before once all have used it, while the others go
-// on. The order of a row's sums depends on in_features alone.
+// Unit of work: an item, 2,048 elements of the 16 rows of a tile, comes by TMA into a ring of `stages`; each
+// of 16 warps takes 128 elements of it. No barrier joins the warps: one of them adds up the sums of a tile,
+// and one starts the copies for the item before once all have used it, while the others go on. The order of a
+// row's sums depends on in_features alone.
 template <typename T, typename Out, typename F>
 __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLOCK_ROW_PARAMS(T, Out)) {
   using Stage = RowStage<F>;
@@ -33,8 +34,8 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
 
   shared.init(stages);
   __syncthreads();
-  const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps, codes_map,
-                                    headers_map, stages);
+  const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps,
+                                    codes_map, headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
   let_next_kernel_start();
   RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, steps.vectors);

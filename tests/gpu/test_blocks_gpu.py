@@ -207,9 +207,7 @@ ROW_FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.N
 
 @pytest.mark.parametrize("ring_bytes", [1, 200 << 10])
 @pytest.mark.parametrize("name", ROW_FORMATS)
-def test_one_row_by_tma(
-    name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_row_by_tma(name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles of a block, the last cut off, items with fewer steps than warps, in short rings and long ones."""
     format, rows, columns = KERNEL_FORMATS[name], 16 * 9 + 8, 3072
     if not sm90_row.supports(cuda_ops.device, format, columns):
