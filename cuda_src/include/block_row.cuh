@@ -2,7 +2,7 @@
 // point, times the integers themselves, and scales for sums instead of for elements.
 //
 // An element of x is scale * (256 * high + low), where 32 elements share the scale and high and low are
-// signed bytes: |error| <= 2^-15.98 max |x| of the 32. Integers times bytes add up exactly; scales, zeros and
+// signed bytes: |error| <= 2^-15.96 max |x| of the 32. Integers times bytes add up exactly; scales, zeros and
 // offsets are float32 throughout, so weights are not rounded as those of several rows are.
 #pragma once
 

@@ -266,7 +266,7 @@ def fixed_point_bound(x: Array, weight: Array) -> Array:
     """Of the error of x [1, K] times weight^T [N, K], as block_row.cuh states it, with sums in float32."""
     x, weight = np.abs(x.astype(np.float64)), np.abs(weight.astype(np.float64))
     most = x.reshape(-1, 32).max(axis=1).repeat(32)
-    return weight @ most * 2.0**-14.99 + weight @ x[0] * 2.0**-18
+    return weight @ most * 2.0**-15.96 + weight @ x[0] * 2.0**-18
 
 
 def test_a_single_row_keeps_small_elements_beside_large_ones(cuda_ops: CudaOps) -> None:
