@@ -103,8 +103,8 @@ def shared_bytes(format: PackedFormat, in_features: int, stages: int) -> int:
 
 
 def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> int:
-    """Of the ring, as near to RING_BYTES as fits."""
-    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, round(RING_BYTES / stage_bytes(format)))
+    """Of the ring, up to RING_BYTES where there is room."""
+    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, RING_BYTES // stage_bytes(format))
     return min(MAX_ROW_STAGES, (shared_limit - shared_bytes(format, in_features, 0)) // a_stage, wanted)
 
 

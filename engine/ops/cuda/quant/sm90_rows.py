@@ -100,8 +100,8 @@ def shared_bytes(format: PackedFormat, tokens: int, in_features: int, stages: in
 
 
 def count_stages(format: PackedFormat, tokens: int, in_features: int, shared_limit: int, *, normed: bool) -> int:
-    """Of the ring, as near to RING_BYTES as fits."""
-    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, round(RING_BYTES / stage_bytes(format)))
+    """Of the ring, up to RING_BYTES where there is room."""
+    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, RING_BYTES // stage_bytes(format))
     left = shared_limit - shared_bytes(format, tokens, in_features, 0, normed=normed)
     return min(MAX_ROWS_STAGES, left // a_stage, wanted)
 
