@@ -25,6 +25,10 @@ __device__ __forceinline__ float low_half(unsigned word) {
 }
 __device__ __forceinline__ float high_half(unsigned word) { return low_half(word >> 16); }
 __device__ __forceinline__ unsigned byte_of(unsigned word, int i) { return word >> i * 8 & 0xff; }
+// As a float, by instructions that go at full speed: 2^23 more is the byte below the bits of 2^23.
+__device__ __forceinline__ float float_of_byte(unsigned word, int i) {
+  return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7650 | i)) - 8388608.0f;
+}
 
 // d for each 32 elements.
 struct HalfScale {
@@ -61,9 +65,8 @@ struct SixBitScaleAndMinimum {
     const unsigned last = byte_of(record[3], lane), nibbles = last | last << 4;
     const unsigned six =
         (both >> (half == 0 ? 0 : 2) & (half == 0 ? 0x3f3f : 0x3030)) | (nibbles & (half == 0 ? 0 : 0x0f0f));
-    const unsigned char scale = six, minimum = six >> 8;
-    factors[0] = low_half(record[0]) * scale;
-    offsets[0] = high_half(record[0]) * -static_cast<float>(minimum);
+    factors[0] = low_half(record[0]) * float_of_byte(six, 0);
+    offsets[0] = high_half(record[0]) * -float_of_byte(six, 1);
   }
 };
 
@@ -108,7 +111,7 @@ struct ByteScale {
     const unsigned bytes = (lane < 2 ? record[0] : record[1]) >> lane % 2 * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      factors[i] = low_half(record[2]) * static_cast<signed char>(byte_of(bytes, i));
+      factors[i] = low_half(record[2]) * (float_of_byte(bytes ^ 0x8080, i) - 128.0f);
     }
   }
 };
@@ -324,10 +327,10 @@ __device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, u
 }
 
 // The same as bytes: elements 0, 4, 1, 5 of a round in x, 2, 6, 3, 7 in y; signed where the values are. The
-// value of an unsigned one is so much less a zero. A plane of two bits is left out.
+// value of an unsigned one is so much less a zero.
 template <typename F>
 __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int round) {
-  static_assert(!F::IS_E4M3 && !F::IS_NF4, "these are no integers");
+  static_assert(!F::IS_E4M3 && !F::IS_NF4 && F::HIGH < 2, "others are no integers, or in pairs");
   if constexpr (F::Table::LOOKS_UP) {  // even elements, then odd ones
     const uint2 bytes = look_up<typename F::Table>(codes.words[round]);
     return make_uint2(__byte_perm(bytes.x, bytes.y, 0x6420), __byte_perm(bytes.x, bytes.y, 0x7531));
@@ -342,14 +345,17 @@ __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int ro
   }
 }
 
-// The plane of two bits of rounds 2 i and 2 i + 1 as parts of their integers' bytes: elements 2 p and 2 p + 1
-// of both rounds, in turn, in word p.
+// The integers of rounds 2 i and 2 i + 1 as bytes, where a plane of two bits lies above one of four: elements
+// 2 p and 2 p + 1 of both rounds, in turn, in word p.
 template <typename F>
-__device__ __forceinline__ uint4 plane_bytes(const LaneCodes<F>& codes, int i) {
+__device__ __forceinline__ uint4 paired_bytes(const LaneCodes<F>& codes, int i) {
   static_assert(F::HIGH == 2 && F::LOW == 4, "two bits above four");
-  const unsigned word = codes.words[F::LOW + i];
-  constexpr unsigned MASK = 0x30303030;
-  return make_uint4(word << 4 & MASK, word << 2 & MASK, word & MASK, word >> 2 & MASK);
+  const unsigned begin = __byte_perm(codes.words[i * 2], codes.words[i * 2 + 1], 0x6240);
+  const unsigned end = __byte_perm(codes.words[i * 2], codes.words[i * 2 + 1], 0x7351);
+  const unsigned two = codes.words[F::LOW + i];
+  constexpr unsigned FOUR = 0x0f0f0f0f, TWO = 0x30303030;
+  return make_uint4(mask_into(begin, FOUR, two << 4 & TWO), mask_into(begin >> 4, FOUR, two << 2 & TWO),
+                    mask_into(end, FOUR, two & TWO), mask_into(end >> 4, FOUR, two >> 2 & TWO));
 }
 
 template <typename T>

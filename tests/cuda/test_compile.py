@@ -37,8 +37,11 @@ from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
+from tessera.engine.ops.cuda.quant import sm90_row
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
+from tessera.engine.ops.cuda.quant.sm90_row import SM90_BLOCK_ROW
+from tessera.engine.ops.cuda.quant.sm90_rows import SM90_BLOCK_ROWS
 from tessera.engine.ops.cuda.registry import OF_DRAFTS, all_instantiations, all_specs
 from tessera.engine.ops.cuda.training.sm90 import SM90_TURNED_MATMUL
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, E4M3
@@ -139,7 +142,7 @@ OF_ATTENTION_OF_DRAFTS = {
     "80": {"256 4 1 1 true false"},
     "90a": {"128 4 2 2 false false", "64 4 2 2 false true"},
 }
-BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
+BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_ROW, SM90_BLOCK_ROWS, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
 OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
 # Kernels of training, for each dtype on one architecture, and heads of which size there.
 TRAINING_HEADS = {"80": "64", "90a": "128", "120a": "32"}
@@ -205,6 +208,9 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
         smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
         return smallest or values["F"] == "Q4_K"
+    if spec in (SM90_BLOCK_ROW, SM90_BLOCK_ROWS):  # each type once on one architecture, and one type everywhere
+        largest = values["Out"] == values["T"] and values.get("TOKENS", "16") == "16"
+        return values["F"] == "Q4_K" or (largest and arch == "90a")
     if spec is EXPERT_BLOCK_MATMUL:  # each type by one tile on one or two architectures, and one type by all
         archs = ("80",) if "Group" in values["F"] else ("80", "90a")
         of_all = arch in archs and (values["TOKENS"], values["UNITS"]) == ("16", "4")
@@ -293,7 +299,9 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         assert {spec for spec in training.SPECS if spec.supports(arch)} <= {spec for spec, _ in pairs_for(arch)}
     for sampled in BLOCK_PRODUCTS:
         place = sampled.template.index("F")
-        assert {template[place] for spec, template in compiled if spec is sampled} == KERNEL_FORMATS.keys()
+        without = sm90_row.NO_INTEGERS if sampled is SM90_BLOCK_ROW else ()
+        formats = {name for name in KERNEL_FORMATS if not name.startswith(without)}
+        assert {template[place] for spec, template in compiled if spec is sampled} == formats
     for arch in DTYPE_OF_ARCH:
         expected = {spec for spec in all_specs() if spec.supports(arch)} - set(SAMPLED)
         assert {spec for spec, _ in pairs_for(arch)} - set(SAMPLED) == expected
