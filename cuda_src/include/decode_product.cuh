@@ -28,6 +28,19 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
                     multiply_pair<Pair>(a.z, b.z), multiply_pair<Pair>(a.w, b.w));
 }
 
+// Elements times `scale` and others, rounded to T once.
+template <typename T>
+__device__ __forceinline__ uint4 scaled_elements(const uint4& elements, const uint4& gain, float scale) {
+  using Vector = Vec<T, SEGMENT>;
+  const Vector gains = reinterpret_cast<const Vector&>(gain);
+  Vector values = reinterpret_cast<const Vector&>(elements);
+#pragma unroll
+  for (int e = 0; e < SEGMENT; ++e) {
+    values[e] = from_float<T>(to_float(values[e]) * scale * to_float(gains[e]));
+  }
+  return reinterpret_cast<const uint4&>(values);
+}
+
 // Constants of a variant.
 template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES,
           int HALVES_A_STEP>
@@ -288,21 +301,10 @@ struct NormPrologue {
       if constexpr (!V::SCALES_SUMS) {
         __syncthreads();
         const float scale = inverse_rms(0);
-        for (int v = lane; v < steps.vectors; v += WARP_SIZE) scale_vector(y[v], gains[v], scale);
+        for (int v = lane; v < steps.vectors; v += WARP_SIZE)
+          y[v] = scaled_elements<T>(y[v], gains[v], scale);
       }
     }
-  }
-
- private:
-  static __device__ __forceinline__ void scale_vector(uint4& elements, const uint4& gain, float scale) {
-    using Vector = Vec<T, SEGMENT>;
-    const Vector gains_of_elements = reinterpret_cast<const Vector&>(gain);
-    Vector values = reinterpret_cast<const Vector&>(elements);
-#pragma unroll
-    for (int e = 0; e < SEGMENT; ++e) {
-      values[e] = from_float<T>(to_float(values[e]) * scale * to_float(gains_of_elements[e]));
-    }
-    elements = reinterpret_cast<const uint4&>(values);
   }
 };
 

@@ -32,6 +32,7 @@ from tessera.engine.tensor import (
     float32,
     int8,
     int32,
+    uint8,
     uint32,
     uint64,
 )
@@ -43,6 +44,7 @@ LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
 C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
     "int": int32,
     "signed char": int8,
+    "unsigned char": uint8,
     "unsigned": uint32,
     "unsigned long long": uint64,
 }
@@ -399,10 +401,11 @@ def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
         assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
 
 
+@pytest.mark.parametrize("cached", [bfloat16, uint8], ids=["16 bits", "e4m3"])
 @pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (32, 8), (8, 1), (12, 1), (4, 4)])
 def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
-    num_heads: int, num_kv_heads: int, clusters: bool
+    num_heads: int, num_kv_heads: int, clusters: bool, cached: np.dtype[Any]
 ) -> None:
     compiled = set(attention.instantiations(("__nv_bfloat16",)))
     found = set()
@@ -413,6 +416,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 q, cache, metadata = attention_step(
                     device, [1] * num_seqs, [longest] * num_seqs, num_heads, num_kv_heads, head_dim
                 )
+                cache = empty(cache.shape, cached, device)
                 qkv = empty((num_seqs, (num_heads + 2 * num_kv_heads) * head_dim), bfloat16, device)
                 ops = CudaOps(device)  # type: ignore[arg-type]
                 ops.attention(qkv, cache, cache, metadata, HeadTransform(), num_heads=num_heads, scale=0.1, queries=q)
