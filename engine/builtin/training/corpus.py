@@ -12,23 +12,23 @@ Generator = Callable[[Random, Split], Conversation]
 
 # Shares in training: what needs more examples to be learnt gets more. All have cases in the split `test`.
 SKILLS: dict[str, tuple[Generator, float]] = {
-    "greeting": (chat.greeting, 6),
+    "greeting": (chat.greeting, 9),
     "system prompt": (chat.system_prompt, 7),
-    "unknown": (chat.unknown, 7),
+    "unknown": (chat.unknown, 8),
     "addition": (arithmetic.addition, 5),
     "subtraction": (arithmetic.subtraction, 6),
     "multiplication": (arithmetic.multiplication, 3),
-    "copying": (lists.copying, 6),
+    "copying": (lists.copying, 8),
     "reversing": (lists.reversing, 10),
     "upper-casing": (lists.upper_casing, 11),
     "sorting": (lists.sorting, 9),
-    "reading": (reading.reading, 16),
-    "memory": (memory.memory, 12),
+    "reading": (reading.reading, 26),
+    "memory": (memory.memory, 15),
     "extraction": (extraction.extraction, 8),
     "tool call": (tools.tool_call, 9),
     "tool result": (tools.tool_result, 8),
 }
-PHRASED_SKILLS: dict[str, tuple[Generator, float]] = {**SKILLS, "no tool": (tools.no_tool, 10)}  # in other splits
+PHRASED_SKILLS: dict[str, tuple[Generator, float]] = {**SKILLS, "no tool": (tools.no_tool, 20)}  # in other splits
 
 
 def conversations(seed: int, split: Split) -> Iterator[Conversation]:
