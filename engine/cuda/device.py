@@ -27,18 +27,8 @@ from tessera.engine.cuda.driver import (
 )
 from tessera.engine.cuda.events import Event, Graph
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
-from tessera.engine.cuda.memory import (
-    COPY_BYTES,
-    PIECE_TYPES,
-    CopyBytesParams,
-    MemoryPool,
-    PinnedBuffer,
-    PoolStatistics,
-    Returns,
-    Transfers,
-    copy_config,
-    piece_bytes,
-)
+from tessera.engine.cuda.memory import MemoryPool, PinnedBuffer, PoolStatistics, Returns, Transfers
+from tessera.engine.cuda.small_copies import COPY_BYTES, PIECE_TYPES, CopyBytesParams, copy_config, piece_bytes
 from tessera.engine.cuda.virtual_memory import VirtualMemory
 from tessera.engine.tensor import Buffer, Device
 

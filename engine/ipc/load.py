@@ -237,7 +237,7 @@ def watch_gpu(device: Device) -> Callable[[], GpuUsage | None]:
     """-> a function that returns the device's use a few seconds ago."""
     if device.name == "cpu":
         return lambda: None
-    from tessera.engine.cuda.nvml import UsageMonitor
+    from tessera.engine.cuda.inspection.nvml import UsageMonitor
 
     monitor = UsageMonitor()
     monitor.start()

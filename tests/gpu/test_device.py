@@ -14,7 +14,7 @@ import pytest
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError, TesseraError
 from tessera.engine.cuda.driver import check
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tessera.engine.cuda.memory import COPY_BYTES, PIECE_TYPES, CopyBytesParams, copy_config, piece_bytes
+from tessera.engine.cuda.small_copies import COPY_BYTES, PIECE_TYPES, CopyBytesParams, copy_config, piece_bytes
 from tessera.engine.ops.cuda.activation import GeluParams
 from tessera.engine.ops.cuda.elementwise import SCALE, ScaleParams
 from tessera.engine.ops.cuda.types import flat_config

@@ -78,7 +78,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ops.training",),
     ("engine.ops",),
     ("engine.formats",),
-    ("engine.cuda.copies",),
+    (
+        "engine.cuda.copies",
+        "engine.cuda.inspection",
+    ),
     ("engine.cuda",),
     ("engine.tensor",),
     ("engine.tokens",),

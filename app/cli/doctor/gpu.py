@@ -15,7 +15,7 @@ from tessera.app.cli.doctor.check import Check, Status
 from tessera.app.cli.doctor.folders import folder_check, folder_size
 
 GROUP = "GPU"
-SURVEY = "tessera.engine.cuda.survey"
+SURVEY = "tessera.engine.cuda.inspection.survey"
 KILL_SECONDS = 2.0
 
 

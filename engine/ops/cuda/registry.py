@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tessera.engine.cuda import memory
+from tessera.engine.cuda import small_copies
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -62,7 +62,7 @@ GROUPS = (
     expert_mxfp4,
     sm90_experts,
     training,
-    memory,
+    small_copies,
 )
 ENCODER_GROUPS = (
     linear,
@@ -74,7 +74,7 @@ ENCODER_GROUPS = (
     activation,
     elementwise,
     encoder,
-    memory,
+    small_copies,
 )  # all that a text encoder launches
 
 

@@ -1,6 +1,7 @@
 """A survey of the machine's CUDA devices, driver and compiler, for `tessera doctor`.
 
-`python -m tessera.engine.cuda.survey` prints it as JSON: in a process of its own, because a broken driver may hang.
+`python -m tessera.engine.cuda.inspection.survey` prints it as JSON: in a process of its own, because a broken driver
+may hang.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _device(index: int, found: FoundDevice) -> SurveyedDevice:
 
 
 def _free(index: int) -> int | None:
-    from tessera.engine.cuda.nvml import watched_device
+    from tessera.engine.cuda.inspection.nvml import watched_device
 
     try:
         usage = watched_device(index)()
