@@ -24,9 +24,9 @@ from tessera.engine.ops.cuda.linear.sm90 import (
     count_clusters_at_once,
 )
 from tessera.engine.ops.cuda.linear.sm90_kernels import MAX_STAGES
-from tessera.engine.ops.cuda.quant import sm90_rows
+from tessera.engine.ops.cuda.quant import sm90_fragments
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
-from tessera.engine.ops.cuda.quant.sm90_rows import SM90_BLOCK_ROWS, RowsPlan
+from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS, FragmentsPlan
 from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
 
 
@@ -59,7 +59,7 @@ SM90_BLOCK_MATMUL = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
-SPECS = (SM90_BLOCK_MATMUL, *sm90_rows.SPECS)
+SPECS = (SM90_BLOCK_MATMUL, *sm90_fragments.SPECS)
 
 TEAM_WARPGROUPS = Constant(2, "that dequantise together")
 AHEAD = Constant(3, "steps of a team whose codes are on their way")
@@ -78,7 +78,7 @@ ELEMENTS_PER_US = {1: 17_000, 2: 28_000}  # that a multiprocessor dequantises, b
 X_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
-KERNELS = (SM90_BLOCK_ROWS, SM90_BLOCK_MATMUL)  # the first that can do a product does it
+KERNELS = (SM90_BLOCK_FRAGMENTS, SM90_BLOCK_MATMUL)  # the first that can do a product does it
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def choose_plan(
 
 def plan_of(
     device: CudaDevice, operands: Sm90Operands, *, gated: bool, accumulates: bool
-) -> BlockPlan | RowsPlan | None:
+) -> BlockPlan | FragmentsPlan | None:
     """The plan of a part's product, by the first of KERNELS that can; None where none can."""
     x, part, bias, out, _, out_itemsize, out_stride = operands
     if not SM90_BLOCK_MATMUL.supports(device.arch) or not isinstance(part.format, PackedFormat):
@@ -161,8 +161,8 @@ def plan_of(
     if x.pointer % 16 or out % 16 or out_stride % MULTIPLE or (bias is not None and bias.pointer % 4):
         return None
     for kernel in KERNELS:
-        if kernel is SM90_BLOCK_ROWS and (rows_plan := sm90_rows.plan_of(device, operands)) is not None:
-            return rows_plan
+        if kernel is SM90_BLOCK_FRAGMENTS and (fragments_plan := sm90_fragments.plan_of(device, operands)) is not None:
+            return fragments_plan
         if kernel is SM90_BLOCK_MATMUL and (plan := _ring_plan(device, operands)) is not None:
             return plan
     return None
@@ -179,11 +179,11 @@ def _ring_plan(device: CudaDevice, operands: Sm90Operands) -> BlockPlan | None:
 
 
 def launch(
-    device: CudaDevice, operands: Sm90Operands, chosen: BlockPlan | RowsPlan, *, gated: bool, accumulates: bool
+    device: CudaDevice, operands: Sm90Operands, chosen: BlockPlan | FragmentsPlan, *, gated: bool, accumulates: bool
 ) -> None:
     """Submit the product divided by a plan."""
-    if isinstance(chosen, RowsPlan):
-        sm90_rows.launch(device, operands, chosen, gated=gated, accumulates=accumulates)
+    if isinstance(chosen, FragmentsPlan):
+        sm90_fragments.launch(device, operands, chosen, gated=gated, accumulates=accumulates)
         return
     x, part, bias, out, out_dtype, out_itemsize, out_stride = operands
     assert isinstance(part.format, PackedFormat)
@@ -232,4 +232,4 @@ def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
         for tile in TILES
         for out in (dtype, "float")
     }
-    return in_ring | sm90_rows.kernels_of(format, dtype)
+    return in_ring | sm90_fragments.kernels_of(format, dtype)

@@ -1,5 +1,5 @@
 """The product of many rows by a weight in quantised blocks on sm_90a, with the weight's rows as those of wgmma: plans
-of `sm90_block_rows_kernel`.
+of `sm90_block_fragments_kernel`.
 
 A weight's elements are those of the dequantising kernel; each lane takes them along k in an order of its own, so that
 sums differ from those of `sm90_block_matmul_kernel` in their last bits.
@@ -22,7 +22,7 @@ from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, 
 from tessera.engine.tensor import float32
 
 
-class Sm90BlockRowsParams(NamedTuple):
+class Sm90BlockFragmentsParams(NamedTuple):
     x: InT
     codes: InUint
     headers: InUint
@@ -38,17 +38,17 @@ class Sm90BlockRowsParams(NamedTuple):
     silu_mul: Int32
 
 
-SM90_BLOCK_ROWS = KernelSpec(
-    file="linear/sm90_block_rows.cu",
-    name="sm90_block_rows_kernel",
+SM90_BLOCK_FRAGMENTS = KernelSpec(
+    file="linear/sm90_block_fragments.cu",
+    name="sm90_block_fragments_kernel",
     template=("T", "Out", "F", "WARPGROUPS", "TOKENS"),
-    params=Sm90BlockRowsParams,
+    params=Sm90BlockFragmentsParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
     on_demand=True,
 )
-SPECS = (SM90_BLOCK_ROWS,)
+SPECS = (SM90_BLOCK_FRAGMENTS,)
 
 AHEAD = Constant(4, "steps whose codes are on their way")
 MAX_STEPS = Constant(6, "of x in the ring")
@@ -57,7 +57,7 @@ FEED_TOKENS = Constant(32, "of which the warps that copy x have a step's element
 PARTS_AHEAD = Constant(4, "of so many tokens that are on their way")
 STAGING_PADDING = Constant(4, "floats: lanes' sums fall into different banks")
 declare_header(
-    "sm90_block_rows",
+    "sm90_block_fragments",
     __name__,
     {
         "AHEAD": AHEAD,
@@ -67,7 +67,7 @@ declare_header(
         "PARTS_AHEAD": PARTS_AHEAD,
         "STAGING_PADDING": STAGING_PADDING,
     },
-    (Sm90BlockRowsParams,),
+    (Sm90BlockFragmentsParams,),
 )
 
 STEP = 128  # elements along k that are taken at a time
@@ -78,7 +78,7 @@ STORE_US = 0.004  # of a token's sums
 
 
 @dataclass(frozen=True)
-class RowsTile:
+class FragmentsTile:
     """What a block computes at a time: 64 rows of the weight for each warp group, times so many rows of x."""
 
     warpgroups: int
@@ -105,19 +105,19 @@ class RowsTile:
 # Variants, with the microseconds of a step if x costs nothing: elements made in registers, or products.
 # Not measured yet: by instructions and the tensor cores' rate.
 STEP_US = {
-    RowsTile(2, 64): 0.55,
-    RowsTile(4, 64): 0.85,
-    RowsTile(2, 128): 0.75,
-    RowsTile(2, 256): 1.35,
+    FragmentsTile(2, 64): 0.55,
+    FragmentsTile(4, 64): 0.85,
+    FragmentsTile(2, 128): 0.75,
+    FragmentsTile(2, 256): 1.35,
 }
 TILES = tuple(STEP_US)
 
 
 @dataclass(frozen=True)
-class RowsPlan:
+class FragmentsPlan:
     """How a product is divided: a tile, and slices of in_features that the blocks of a cluster take."""
 
-    tile: RowsTile
+    tile: FragmentsTile
     splits: int = 1
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
@@ -147,23 +147,23 @@ def choose_plan(
     clusters_at_once: tuple[int, ...],
     format: PackedFormat,
     max_shared_bytes: int,
-) -> RowsPlan | None:
+) -> FragmentsPlan | None:
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
     steps = ceil_div(in_features, STEP)
     plans = [
         plan
         for tile in TILES
         for splits in range(1, 1 + min(MAX_CLUSTER, steps))
-        if clusters_at_once[splits - 1] and (plan := RowsPlan(tile, splits)).stages(format, max_shared_bytes) >= 2
+        if clusters_at_once[splits - 1] and (plan := FragmentsPlan(tile, splits)).stages(format, max_shared_bytes) >= 2
     ]
 
-    def cost(plan: RowsPlan) -> float:
+    def cost(plan: FragmentsPlan) -> float:
         return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.splits - 1])
 
     return min(plans, key=cost, default=None)
 
 
-def plan_of(device: CudaDevice, operands: Sm90Operands) -> RowsPlan | None:
+def plan_of(device: CudaDevice, operands: Sm90Operands) -> FragmentsPlan | None:
     """The plan of a product that any kernel of sm_90a can do; None where no variant fits."""
     x, part = operands.x, operands.part
     assert isinstance(part.format, PackedFormat)
@@ -171,7 +171,7 @@ def plan_of(device: CudaDevice, operands: Sm90Operands) -> RowsPlan | None:
     return choose_plan(x.shape[0], part.shape[0], x.shape[1], clusters, part.format, device.max_shared_bytes)
 
 
-def launch(device: CudaDevice, operands: Sm90Operands, plan: RowsPlan, *, gated: bool, accumulates: bool) -> None:
+def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool) -> None:
     """Submit the product divided by a plan."""
     x, part, bias, out, out_dtype, _, out_stride = operands
     assert isinstance(part.format, PackedFormat)
@@ -183,7 +183,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: RowsPlan, *, gated:
     stages = plan.stages(part.format, device.max_shared_bytes)
     shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
     config = LaunchConfig((groups * plan.splits, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.splits)
-    params = Sm90BlockRowsParams(
+    params = Sm90BlockFragmentsParams(
         x=x,
         codes=part.tensors["codes"],
         headers=part.tensors["headers"],
@@ -198,11 +198,11 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: RowsPlan, *, gated:
         accumulate=accumulates,
         silu_mul=gated,
     )
-    device.launch(SM90_BLOCK_ROWS, plan.template(cuda_type(x.dtype), out_dtype, part.format), config, params)
+    device.launch(SM90_BLOCK_FRAGMENTS, plan.template(cuda_type(x.dtype), out_dtype, part.format), config, params)
 
 
 def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
     """All that products by a weight of this format launch for elements of this C type."""
     return {
-        (SM90_BLOCK_ROWS, RowsPlan(tile).template(dtype, out, format)) for tile in TILES for out in (dtype, "float")
+        (SM90_BLOCK_FRAGMENTS, FragmentsPlan(tile).template(dtype, out, format)) for tile in TILES for out in (dtype, "float")
     }

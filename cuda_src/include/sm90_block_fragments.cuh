@@ -4,7 +4,7 @@
 
 #include "block_formats.cuh"
 #include "cluster.cuh"
-#include "generated/sm90_block_rows.cuh"
+#include "generated/sm90_block_fragments.cuh"
 #include "ptx/sm90_fragments.cuh"
 #include "sm90_product.cuh"
 
@@ -14,7 +14,7 @@ constexpr int FEEDER_WARPS = FEEDERS / WARP_SIZE;
 
 // Constants of a variant.
 template <typename Element, typename Result, typename Format, int GROUPS, int MAX_TOKENS>
-struct RowsVariant {
+struct FragmentsVariant {
   using T = Element;
   using Out = Result;
   using F = Format;
@@ -33,7 +33,7 @@ struct RowsVariant {
 };
 
 // What a block does: tiles first, first + stride, ... and of each `num_steps` steps of 128 elements along k.
-struct RowsWork {
+struct FragmentsWork {
   int tiles_m, tiles;
   int first, stride;
   int first_step, num_steps;
@@ -56,7 +56,7 @@ class TokenFeeder {
   struct Place {
     int index, step = 0, part = 0;
 
-    __device__ __forceinline__ void advance(const RowsWork& work) {
+    __device__ __forceinline__ void advance(const FragmentsWork& work) {
       if (++part < PARTS) return;
       part = 0;
       if (++step < work.num_steps) return;
@@ -66,7 +66,7 @@ class TokenFeeder {
   };
 
  public:
-  __device__ __forceinline__ TokenFeeder(const RowsWork& work, T* ring, Barrier* full, Barrier* empty,
+  __device__ __forceinline__ TokenFeeder(const FragmentsWork& work, T* ring, Barrier* full, Barrier* empty,
                                          int stages, const T* x, int num_rows, int in_features)
       : work_(work),
         ring_(ring),
@@ -136,7 +136,7 @@ class TokenFeeder {
     at_.advance(stages_);
   }
 
-  const RowsWork& work_;
+  const FragmentsWork& work_;
   T* const ring_;
   Barrier* const full_;
   Barrier* const empty_;
@@ -156,7 +156,7 @@ class WeightFragments {
 
  public:
   // `slots`: this warp group's.
-  __device__ __forceinline__ WeightFragments(const RowsWork& work, unsigned char* slots,
+  __device__ __forceinline__ WeightFragments(const FragmentsWork& work, unsigned char* slots,
                                              const unsigned* codes, const unsigned* headers,
                                              int out_features, int in_features, int silu_mul)
       : work_(work),
@@ -260,7 +260,7 @@ class WeightFragments {
                   is_row_[i] && has_word);
   }
 
-  const RowsWork& work_;
+  const FragmentsWork& work_;
   unsigned char* const slots_;
   const unsigned* const codes_;
   const unsigned* const headers_;
@@ -280,7 +280,7 @@ class WeightFragments {
 // Where a tile's sums go, CHUNK_TOKENS tokens at a time through `staging` [CHUNK_TOKENS][STRIDE], where the
 // blocks of a cluster add each other's.
 template <typename V>
-struct RowsEpilogue {
+struct FragmentsEpilogue {
   using T = typename V::T;
   using Out = typename V::Out;
 

@@ -1,7 +1,7 @@
 // Matrix product of many rows by a weight in the quantised blocks of GGUF files, on sm_90a: warp groups make the
 // weight's elements in the registers from which wgmma multiplies, each tile of the weight once for all tokens.
 
-#include "sm90_block_rows.cuh"
+#include "sm90_block_fragments.cuh"
 
 // Registers of a thread that multiplies and of one that copies x, which together are what the block has.
 template <int WARPGROUPS>
@@ -26,8 +26,8 @@ constexpr int FEEDER_REGISTERS = 96;
 // from registers while the next round's are made.
 template <typename T, typename Out, typename F, int WARPGROUPS, int TOKENS>
 __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
-    sm90_block_rows_kernel(SM90_BLOCK_ROWS_PARAMS(T, Out)) {
-  using V = RowsVariant<T, Out, F, WARPGROUPS, TOKENS>;
+    sm90_block_fragments_kernel(SM90_BLOCK_FRAGMENTS_PARAMS(T, Out)) {
+  using V = FragmentsVariant<T, Out, F, WARPGROUPS, TOKENS>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Barrier full[MAX_STEPS], empty[MAX_STEPS];
   T* const ring = reinterpret_cast<T*>(shared_memory);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   const int all_steps = ceil_div(in_features, STEP);
   const int first_step = small_div(split * all_steps, splits);
   const int tiles_m = ceil_div(num_rows, TOKENS);
-  const RowsWork work = {tiles_m,
+  const FragmentsWork work = {tiles_m,
                          tiles_m * ceil_div(out_features, V::FEATURES),
                          small_div(blockIdx.x, splits),
                          small_div(gridDim.x, splits),
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int i = 0; i < AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
-  const RowsEpilogue<V> epilogue = {staging, bias,  out,    num_rows,        out_features, out_stride,
+  const FragmentsEpilogue<V> epilogue = {staging, bias,  out,    num_rows,        out_features, out_stride,
                                     split,   splits, accumulate != 0, silu_mul != 0};
   const unsigned long long x_descriptor = operand_descriptor(ring);
   const auto release = [&](int stage) {
