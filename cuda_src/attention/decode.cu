@@ -115,7 +115,7 @@ struct DecodeRow {
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM *
 // sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest share;
-// of e4m3 one stage of those rows alone, and WARPS * STAGES * 2 * 16 * HEAD_DIM bytes.
+// of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM bytes and min(group, 8) * (HEAD_DIM + 4) floats) for the rings.
 // Unit of work: a block block_splits consecutive splits of a key/value head's keys, CLUSTERED an even part of
 // them, all of its query heads (up to 8) together; blocks beyond a row's splits end at once. Warps take 16
 // keys at a time in turn, each with its own ring of STAGES copies that runs on across splits, and meet only
@@ -128,9 +128,9 @@ template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, bool
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_decode_kernel(PAGED_ATTENTION_DECODE_PARAMS(T, Cached)) {
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
-  using Attention = WarpAttention<T, HEAD_DIM>;
-  constexpr int PITCH = Attention::PITCH;
-  constexpr int TILE_ELEMENTS = Attention::TILE_ELEMENTS;
+  using Attention = WarpAttention<T, HEAD_DIM, Cached>;
+  using Tile = typename Attention::Tile;
+  using Operand = typename Tile::Operand;
   static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
   using Merger = SplitMerger<T, HEAD_DIM, WARPS, CLUSTERED, SINKS>;
   using Blocks = typename Merger::Blocks;
@@ -139,9 +139,10 @@ __global__ void __launch_bounds__(32 * WARPS)
   __shared__ float warp_maxima[WARPS][GROUP_ROWS];
   __shared__ float warp_sums[WARPS][GROUP_ROWS];
   __shared__ bool is_last;
-  T* const tiles = reinterpret_cast<T*>(shared_memory);
   using Ring = KeyRing<T, Cached, HEAD_DIM, WARPS, STAGES>;
-  T* const tile_q = tiles + WARPS * Ring::WARP_ELEMENTS;
+  unsigned char* const rings = shared_memory;
+  const int merge_rows = min(group, GROUP_ROWS);
+  Operand* const tile_q = reinterpret_cast<Operand*>(rings + Ring::bytes(merge_rows));
 
   let_next_kernel_start();
   if (!FUSED && !beside_prefill) wait_for_earlier_kernels();
@@ -156,7 +157,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int num_heads = group * num_kv_heads;
   const int head0 = kv_head * group + group_begin;
   const int num_group_heads = min(group - group_begin, GROUP_ROWS);
-  T* const newest = tile_q + num_group_heads * PITCH;  // [2][HEAD_DIM]: key and value
+  // [2][HEAD_DIM]: key and value.
+  Cached* const newest = reinterpret_cast<Cached*>(tile_q + num_group_heads * Tile::PITCH);
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int row = blockIdx.y;
@@ -192,8 +194,9 @@ __global__ void __launch_bounds__(32 * WARPS)
   const PagedKeys<Cached> keys{
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
       kv_scales};
-  const unsigned place = Ring::place_of(tiles, warp);
+  const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
   const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(), lane, warp};
+  const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
 
   // The keys of earlier steps may be copied while the kernels in front of this one still run.
   int next_row = ring.find_unit_row(0);
@@ -215,7 +218,7 @@ __global__ void __launch_bounds__(32 * WARPS)
                                                      eps,   has_newest,      group_begin == 0, slot};
     token_heads.prepare(tile_q, newest, keys, warp);
   } else {
-    copy_queries<T, HEAD_DIM, WARP_SIZE * WARPS>(
+    copy_queries<Tile, T, HEAD_DIM, WARP_SIZE * WARPS>(
         tile_q, q + (static_cast<long long>(token) * num_heads + head0) * HEAD_DIM, num_group_heads);
   }
   __syncthreads();
@@ -223,7 +226,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   Attention attention(tile_q, num_group_heads);
   const long long first_partial = (static_cast<long long>(row) * num_heads + head0) * max_splits;
   Merger merger(num_group_heads, num_blocks, max_splits, partial_out, partial_sums, first_partial,
-                reinterpret_cast<float*>(newest + 2 * HEAD_DIM));
+                reinterpret_cast<float*>(reinterpret_cast<Operand*>(newest) + 2 * HEAD_DIM));
   const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
   int split = own.first;
   int steps_left = split_steps;
@@ -233,26 +236,23 @@ __global__ void __launch_bounds__(32 * WARPS)
     __syncwarp();
 
     if (ring.tile_begin(i) < key_end) {
-      T* const tile_k = tiles + (warp * Ring::TILES + i % Ring::TILES) * 2 * TILE_ELEMENTS;
-      T* const tile_v = tile_k + TILE_ELEMENTS;
-      if constexpr (IS_E4M3<Cached>) ring.widen(i, tiles, tile_k, tile_v);
+      unsigned char* const tile = rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES;
       const int newest_place = newest_key - ring.tile_begin(i);
-      if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) {
-        ring.insert(newest, newest_place, tile_k, tile_v);
-      }
+      if (FUSED && newest_place >= 0 && newest_place < WARP_KEYS) ring.insert(newest, newest_place, tile);
 
-      attention.template add<CAPPED>(tile_k, tile_v, ring.tile_begin(i), oldest_key, key_end, scale_log2,
+      attention.template add<CAPPED>(Tile(tile), ring.tile_begin(i), oldest_key, key_end, key_scale_log2,
                                      cap_log2);
       __syncwarp();
     }
     if (--steps_left == 0 || i + 1 == num_steps) {
       // The end of a split: merge the warps through the stages that they have just left.
-      float* const merged = reinterpret_cast<float*>(tiles + i % Ring::TILES * 2 * TILE_ELEMENTS);
-      attention.finish(merged + warp * Ring::MERGE_STRIDE, warp_maxima[warp], warp_sums[warp],
-                       num_group_heads);
+      float* const merged = Ring::merged(rings, i);
+      const int stride = Ring::merge_stride(merge_rows);
+      attention.finish(merged + warp * stride, warp_maxima[warp], warp_sums[warp], num_group_heads,
+                       value_scale);
       if (CLUSTERED && num_blocks > 1 && split == own.first) Blocks::wait();  // the others have begun
       __syncthreads();
-      merger.merge_split(merged, Ring::MERGE_STRIDE, warp_maxima, warp_sums, split);
+      merger.merge_split(merged, stride, warp_maxima, warp_sums, split);
       __syncthreads();  // the stages are free, and all of the split's results are written
       ++split;
       steps_left = split_steps;

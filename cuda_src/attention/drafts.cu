@@ -46,9 +46,9 @@ __device__ __forceinline__ int count_alike(const Splits& splits, int context_len
 }
 
 // The queries of a block's heads to shared memory, [16 * ROW_TILES, PITCH]; rows without one are zeros.
-template <typename T, int HEAD_DIM, int ROW_TILES, int THREADS>
-__device__ __forceinline__ void copy_draft_queries(T* tile_q, const T* queries, const DraftRows& rows,
-                                                   int num_heads) {
+template <typename Tile, typename T, int HEAD_DIM, int ROW_TILES, int THREADS>
+__device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_q, const T* queries,
+                                                   const DraftRows& rows, int num_heads) {
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
 #pragma unroll 4
   for (int i = threadIdx.x; i < TILE_QUERY_ROWS * ROW_TILES * SEGMENTS; i += THREADS) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void copy_draft_queries(T* tile_q, const T* queries, 
       elements =
           Vec<T, SEGMENT>::load(queries + (rows.query(row) * num_heads + rows.head(row)) * HEAD_DIM + place);
     }
-    elements.store(tile_q + row * DraftAttention<T, HEAD_DIM, ROW_TILES>::PITCH + place);
+    Tile::store_query(tile_q + row * Tile::PITCH, place, elements);
   }
 }
 
@@ -86,8 +86,8 @@ __device__ __forceinline__ void copy_draft_queries(T* tile_q, const T* queries, 
 // Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + 16 * ROW_TILES) * (HEAD_DIM + 8) * sizeof(T) and SENT_FLOATS
-// floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 one stage of the first rows alone,
-// and WARPS * STAGES * 2 * 16 * HEAD_DIM bytes.
+// floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM
+// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows.
 // Unit of work: a block a part of the splits of a key/value head's keys for a tile of its heads' queries (up
 // to 8 heads together). Blocks are shared out among the rows that there are. Splits, and the keys of each of
 // the WARPS warps within them, are those of a query alone; queries of a tile that are divided in different
@@ -100,17 +100,18 @@ __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_drafts_kernel(PAGED_ATTENTION_DRAFTS_PARAMS(T, Cached)) {
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
   constexpr int TILE_ROWS = TILE_QUERY_ROWS * ROW_TILES;
-  using Attention = DraftAttention<T, HEAD_DIM, ROW_TILES>;
+  using Attention = DraftAttention<T, HEAD_DIM, ROW_TILES, Cached>;
+  using Tile = typename Attention::Tile;
+  using Operand = typename Tile::Operand;
   using Ring = KeyRing<T, Cached, HEAD_DIM, WARPS, STAGES>;
-  constexpr int TILE_ELEMENTS = Ring::TILE_ELEMENTS;
   static_assert(SPLIT_KEYS % STEP_KEYS == 0, "all warps must end a split together");
 
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float warp_maxima[WARPS][TILE_QUERY_ROWS];
   __shared__ float warp_sums[WARPS][TILE_QUERY_ROWS];
   __shared__ bool is_last;
-  T* const tiles = reinterpret_cast<T*>(shared_memory);
-  T* const tile_q = tiles + WARPS * Ring::WARP_ELEMENTS;
+  unsigned char* const rings = shared_memory;
+  Operand* const tile_q = reinterpret_cast<Operand*>(rings + Ring::bytes(TILE_QUERY_ROWS));
   float* const results = reinterpret_cast<float*>(tile_q + TILE_ROWS * Attention::PITCH);
 
   let_next_kernel_start();
@@ -153,6 +154,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   const PagedKeys<Cached> keys{
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
       kv_scales};
+  const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
 
 #pragma unroll 1
   for (int query = tile * tile_queries, alike = 0; query < tile_end; query += alike) {
@@ -168,9 +170,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int key_begin = splits.first_key + first_split * splits.size;
     const int key_end = min(splits.first_key + end_split * splits.size, last_len);
     const int oldest_key = max(first_len - sliding_window, 0);
-    const Ring ring{
-        keys, key_begin, key_end, oldest_key, key_end, Ring::place_of(tiles, warp), evict_first_policy(),
-        lane, warp};
+    const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
+    const Ring ring{keys, key_begin, key_end, oldest_key, key_end, place, evict_first_policy(), lane, warp};
 
     // Keys of earlier steps may be copied while the kernels in front of this one still run.
     const bool reads_fresh = key_begin + STAGES * STEP_KEYS > fresh_key;
@@ -186,8 +187,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (!reads_fresh) wait_for_earlier_kernels();
     const DraftRows rows{head_rows_log2, num_group_heads, alike};
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
-    copy_draft_queries<T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM, rows,
-                                                                  num_heads);
+    copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
+                                                                        rows, num_heads);
     __syncthreads();
 
     Attention attention(rows, {first_len, sliding_window, alike});
@@ -202,22 +203,20 @@ __global__ void __launch_bounds__(32 * WARPS)
     for (int i = 0; i < num_steps; ++i) {
       copy_async_wait<STAGES - 1>();
       __syncwarp();
-      T* const stage = tiles + i % Ring::TILES * 2 * TILE_ELEMENTS;
       if (ring.tile_begin(i) < key_end) {
-        T* const tile_k = stage + warp * Ring::TILES * 2 * TILE_ELEMENTS;
-        T* const tile_v = tile_k + TILE_ELEMENTS;
-        if constexpr (IS_E4M3<Cached>) ring.widen(i, tiles, tile_k, tile_v);
-        attention.template add<CAPPED>(tile_q, tile_k, tile_v, ring.tile_begin(i), scale_log2, cap_log2);
+        const Tile keys_and_values(rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES);
+        attention.template add<CAPPED>(tile_q, keys_and_values, ring.tile_begin(i), key_scale_log2, cap_log2);
         __syncwarp();
       }
       if (--steps_left == 0 || i + 1 == num_steps) {
         // The end of a split: merge the warps through the stages that they have just left.
-        float* const merged = reinterpret_cast<float*>(stage);
+        float* const merged = Ring::merged(rings, i);
+        const int stride = Ring::merge_stride(TILE_QUERY_ROWS);
 #pragma unroll
         for (int m = 0; m < ROW_TILES; ++m) {
-          attention.finish(m, merged + warp * Ring::MERGE_STRIDE, warp_maxima[warp], warp_sums[warp]);
+          attention.finish(m, merged + warp * stride, warp_maxima[warp], warp_sums[warp], value_scale);
           __syncthreads();
-          merger.merge_split(m, merged, Ring::MERGE_STRIDE, warp_maxima, warp_sums, split);
+          merger.merge_split(m, merged, stride, warp_maxima, warp_sums, split);
           __syncthreads();  // the stages are free, and the tile's results are written
         }
         ++split;

@@ -3,6 +3,7 @@
 
 #include "attention.cuh"
 #include "generated/sm90_prefill.cuh"
+#include "sm90_prefill_codes.cuh"
 #include "sm90_prefill_consumer.cuh"
 #include "sm90_prefill_epilogue.cuh"
 #include "sm90_prefill_producer.cuh"
@@ -26,11 +27,13 @@ struct ConsumerBarriers {
 };
 
 // A warp group's rows of all tiles of queries of a block.
-template <bool IN_ORDER, bool SINKS, bool CAPPED, typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
-__device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES>& own,
-                                       PrefillEpilogue<T, HEAD_DIM, CONSUMERS>& epilogue, TileQueue& queue,
-                                       const ConsumerBarriers& barriers, const QueryRows<HEAD_DIM>& rows,
-                                       const T* q, int sliding_window, float cap_scale) {
+template <bool IN_ORDER, bool SINKS, bool CAPPED, typename T, typename Operand, typename Cached, int HEAD_DIM,
+          int CONSUMERS, int STAGES>
+__device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CONSUMERS, STAGES>& own,
+                                       PrefillEpilogue<T, Cached, HEAD_DIM, CONSUMERS>& epilogue,
+                                       TileQueue& queue, const ConsumerBarriers& barriers,
+                                       const QueryRows<HEAD_DIM>& rows, const T* q, int sliding_window,
+                                       float scale_log2, float plain_cap_scale) {
   Softmax softmax;
   softmax.clear();
   VisibleKeys visible;
@@ -38,6 +41,18 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
   visible.lane = epilogue.lane;
   auto release = [&](Barrier* empty) {
     if (epilogue.lane == 0) barrier_arrive(empty);
+  };
+
+  // Scores are of keys as the cache has them, which of e4m3 have a scale for each head.
+  float cap_scale = plain_cap_scale;
+  auto scale_scores = [&](const AnnouncedTile& tile) {
+    if constexpr (!IS_E4M3<Cached>) return;
+    const float key_scale = epilogue.cache_scales.key(tile.kv_head);
+    if constexpr (CAPPED) {
+      cap_scale = plain_cap_scale * key_scale;
+    } else {
+      epilogue.scale_log2 = scale_log2 * key_scale;
+    }
   };
 
   // While the last scores of a tile of queries are computed, its successor's queries are fetched.
@@ -57,6 +72,8 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
   if (uniform(queue.tiles[slot].kv_head) < 0) return;
   own.load_queries(q, queue.tiles[slot], rows, buffer);
   visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
+  scale_scores(queue.tiles[slot]);
+  own.convert_queries(buffer);
   own.synchronize_group();
   barrier_wait(&barriers.full_k[0], 0);
   pin(own.scores);
@@ -85,6 +102,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
     const bool is_last = visible.tiles_left == 0;
     if (is_last) {
       if (next_slot == NONE) break;
+      own.convert_queries(buffer ^ 1);
       own.synchronize_group();
       buffer ^= 1;
     }
@@ -105,6 +123,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
       visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
       epilogue.template finish<SINKS>(queue.tiles[finished_slot], softmax);
       softmax.clear();
+      scale_scores(queue.tiles[slot]);
     }
     visible.next_tile();
     if (visible.tiles_left == 0) prepare_next();
@@ -139,10 +158,12 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 }
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
-// pass over the keys (FlashAttention-3, Shah et al. 2024). Weights are rounded to T before they meet v.
+// pass over the keys (FlashAttention-3, Shah et al. 2024). Weights are rounded to T before they
+// meet v; over e4m3 queries and weights are __half.
 //   in:  key_map, value_map: maps of groups of eight rows of
 //        [num_blocks * num_kv_heads * block_size, HEAD_DIM] T with boxes of `piece` = gcd(block_size, 128)
-//        rows
+//        rows; of e4m3 unused
+//        key_cache, value_cache: those caches, or e4m3 with kv_scales [2, num_kv_heads] float or null
 //        q [num_tokens, num_heads * HEAD_DIM] T
 //        block_tables [tables, block_table_width] int
 //        table_rows [num_seqs] int
@@ -163,21 +184,25 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, HEAD_DIM, CONSUMERS, S
 // of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more keys. Where
 // there are so few tiles that each may have several blocks, its keys are split (prefill_units.cuh).
 // Block: 128 * (CONSUMERS + 1) threads.
-// Shared memory: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024 bytes.
+// Shared memory: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024 bytes, of e4m3 256 * HEAD_DIM more.
 // Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys
-// and one values. The groups take turns to multiply, so that one multiplies while another one computes
-// weights; and a
-// group multiplies the weights of a tile of keys while it computes those of the next. Tiles of keys are taken
-// from the last to the first and begin at multiples of TILE_KEYS, so while keys are not split a query's
-// result depends on its own row alone, and not on how its prompt was cut into chunks. Splits change its last
-// bits, as sums are added up in another order: with a row's length, what else is in the step and the number
-// of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
-// keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which
-// depend on the queries beside it, change nothing.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS, bool CAPPED>
+// and one values, or of e4m3 the three others copy and widen both. The groups take turns to multiply, so that
+// one multiplies while another one computes weights; and a group multiplies the weights of a tile of keys
+// while it computes those of the next. Tiles of keys are taken from the last to the first and begin at
+// multiples of TILE_KEYS, so while keys are not split a query's result depends on its own row alone, and not
+// on how its prompt was cut into chunks. Splits change its last bits, as sums are added up in another order:
+// with a row's length, what else is in the step and the number of blocks, but not from one run to the next.
+// Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS keys are never split. IN_ORDER: no keys are
+// split, and tiles of keys outside of a query's window, which depend on the queries beside it, change
+// nothing.
+template <typename T, typename Cached, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS,
+          bool CAPPED>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
-    sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T)) {
+    sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T, Cached)) {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
+  using Codes = CodeProducer<HEAD_DIM, CONSUMERS, STAGES>;
+  constexpr int FILLERS = IS_E4M3<Cached> ? Codes::WIDENERS : 1;    // of a tile of keys or values
+  constexpr int PRODUCERS = IS_E4M3<Cached> ? Codes::WIDENERS : 2;  // that take tiles of queries
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(CONSUMERS == 2 || CONSUMERS == 3, "two or three groups share the registers");
   // Together no more than the block has from its launch.
@@ -200,9 +225,11 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
 
   TileQueue queue{announced, freed, tiles};
   if (threadIdx.x == 0) {
-    prefetch_map(key_map);
-    prefetch_map(value_map);
-    init_barriers<CONSUMERS, STAGES>(full_k, full_v, empty_k, empty_v, queue);
+    if constexpr (!IS_E4M3<Cached>) {
+      prefetch_map(key_map);
+      prefetch_map(value_map);
+    }
+    init_barriers<CONSUMERS, STAGES>(FILLERS, PRODUCERS, full_k, full_v, empty_k, empty_v, queue);
   }
   __syncthreads();
 
@@ -217,9 +244,20 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
       scheduler.run<IN_ORDER>(queue, lane);
       return;
     }
-    if (warp == KEY_WARP || warp == VALUE_WARP) {
+    const CachedRows cached{block_tables, table_rows, block_table_width, num_kv_heads, block_size, piece};
+    if constexpr (IS_E4M3<Cached>) {
+      unsigned char* const staged = tiles_v + STAGES * Layout::KEY_BYTES;
+      const Codes producer{{key_cache, value_cache},
+                           {tiles_k, tiles_v},
+                           {full_k, full_v},
+                           {empty_k, empty_v},
+                           cached,
+                           staged,
+                           warp - 1,
+                           lane};
+      producer.run(queue);
+    } else if (warp == KEY_WARP || warp == VALUE_WARP) {
       const bool is_key = warp == KEY_WARP;
-      const CachedRows cached{block_tables, table_rows, block_table_width, num_kv_heads, block_size, piece};
       const KeyProducer<HEAD_DIM, CONSUMERS, STAGES> producer{
           is_key ? key_map : value_map, is_key ? tiles_k : tiles_v, is_key ? full_k : full_v,
           is_key ? empty_k : empty_v, cached};
@@ -233,12 +271,14 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const int thread = threadIdx.x % WARPGROUP_SIZE;
   const int lane_row0 = consumer * GROUP_ROWS + warp % WARPS * 16 + lane / 4;  // the other row is 8 further
   const QueryRows<HEAD_DIM> rows{num_heads, group};
-  PrefillConsumer<T, HEAD_DIM, CONSUMERS, STAGES> own(consumer, tiles_q, tiles_k, tiles_v);
-  PrefillEpilogue<T, HEAD_DIM, CONSUMERS> epilogue{
-      rows,       out,      partial_out, partial_sums, arrivals,  &merges[consumer],
-      scale_log2, consumer, thread,      lane,         lane_row0, sinks};
+  using Operand = OperandOf<T, Cached>;
+  PrefillConsumer<T, Operand, HEAD_DIM, CONSUMERS, STAGES> own(consumer, tiles_q, tiles_k, tiles_v);
+  PrefillEpilogue<T, Cached, HEAD_DIM, CONSUMERS> epilogue{
+      rows,     out,    partial_out, partial_sums, arrivals, &merges[consumer],        scale_log2,
+      consumer, thread, lane,        lane_row0,    sinks,    {kv_scales, num_kv_heads}};
   const ConsumerBarriers barriers{
       full_k, full_v, empty_k, empty_v, TURN_BARRIER + consumer, TURN_BARRIER + (consumer + 1) % CONSUMERS};
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);
-  attend<IN_ORDER, SINKS, CAPPED>(own, epilogue, queue, barriers, rows, q, sliding_window, cap_scale);
+  attend<IN_ORDER, SINKS, CAPPED>(own, epilogue, queue, barriers, rows, q, sliding_window, scale_log2,
+                                  cap_scale);
 }

@@ -74,6 +74,8 @@ __device__ __forceinline__ float gelu(float x) {
 template <typename T, bool TANH>
 __global__ void gelu_mul_kernel(GATED_PARAMS(T)) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const long long row = blockIdx.x;
   const int i = (blockIdx.y * blockDim.x + threadIdx.x) * CHUNK;
   if (i >= inner) return;
@@ -95,6 +97,8 @@ __global__ void gelu_mul_kernel(GATED_PARAMS(T)) {
 template <typename T, bool TANH>
 __global__ void gelu_kernel(GELU_PARAMS(T)) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const long long i = first_element();
   if (i >= size) return;
   float values[CHUNK];

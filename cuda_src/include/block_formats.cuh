@@ -25,6 +25,10 @@ __device__ __forceinline__ float low_half(unsigned word) {
 }
 __device__ __forceinline__ float high_half(unsigned word) { return low_half(word >> 16); }
 __device__ __forceinline__ unsigned byte_of(unsigned word, int i) { return word >> i * 8 & 0xff; }
+// As a float, by instructions that go at full speed: 2^23 more is the byte below the bits of 2^23.
+__device__ __forceinline__ float float_of_byte(unsigned word, int i) {
+  return __uint_as_float(__byte_perm(word, 0x4b000000, 0x7650 | i)) - 8388608.0f;
+}
 
 // d for each 32 elements.
 struct HalfScale {
@@ -61,9 +65,8 @@ struct SixBitScaleAndMinimum {
     const unsigned last = byte_of(record[3], lane), nibbles = last | last << 4;
     const unsigned six =
         (both >> (half == 0 ? 0 : 2) & (half == 0 ? 0x3f3f : 0x3030)) | (nibbles & (half == 0 ? 0 : 0x0f0f));
-    const unsigned char scale = six, minimum = six >> 8;
-    factors[0] = low_half(record[0]) * scale;
-    offsets[0] = high_half(record[0]) * -static_cast<float>(minimum);
+    factors[0] = low_half(record[0]) * float_of_byte(six, 0);
+    offsets[0] = high_half(record[0]) * -float_of_byte(six, 1);
   }
 };
 
@@ -108,7 +111,7 @@ struct ByteScale {
     const unsigned bytes = (lane < 2 ? record[0] : record[1]) >> lane % 2 * 16;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      factors[i] = low_half(record[2]) * static_cast<signed char>(byte_of(bytes, i));
+      factors[i] = low_half(record[2]) * (float_of_byte(bytes ^ 0x8080, i) - 128.0f);
     }
   }
 };
@@ -164,7 +167,7 @@ struct BlockFormat : Scale {
   static constexpr int LOW = LOW_BITS, HIGH = HIGH_BITS, ZERO = ZERO_VALUE;
   static constexpr bool SIGNED = LOW == 8 || Values::LOOKS_UP;  // a value is a signed byte
   static constexpr int GROUP_ZERO = -1;  // in whose place the header has a zero, where it has one
-  static constexpr bool IS_E4M3 = false, IS_NF4 = false;
+  static constexpr bool IS_E4M3 = false, IS_NF4 = false, IS_E2M1 = false;
   static constexpr int LANE_WORDS = LOW + HIGH;
   static constexpr int STEP_WORDS = LANE_WORDS * 4;
   static constexpr int STEPS_A_SPAN = Scale::SPAN / STEP;
@@ -182,7 +185,9 @@ struct Q5_K : BlockFormat<SixBitScaleAndMinimum, 4, 1> {};
 struct Q6_K : BlockFormat<ByteScale, 4, 2, 32> {};
 struct IQ4_NL : BlockFormat<HalfScale, 4, 0, 0, NonlinearTable> {};
 struct IQ4_XS : BlockFormat<SplitSixBitScale, 4, 0, 0, NonlinearTable> {};
-struct MXFP4 : BlockFormat<ExponentScale, 4, 0, 0, TwiceE2M1Table> {};
+struct MXFP4 : BlockFormat<ExponentScale, 4, 0, 0, TwiceE2M1Table> {
+  static constexpr bool IS_E2M1 = true;
+};
 
 template <int LANES>
 struct Int4 : BlockFormat<GroupScale<LANES>, 4, 0> {
@@ -322,10 +327,10 @@ __device__ __forceinline__ void integers(const LaneCodes<F>& codes, int round, u
 }
 
 // The same as bytes: elements 0, 4, 1, 5 of a round in x, 2, 6, 3, 7 in y; signed where the values are. The
-// value of an unsigned one is so much less a zero. A plane of two bits is left out.
+// value of an unsigned one is so much less a zero.
 template <typename F>
 __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int round) {
-  static_assert(!F::IS_E4M3 && !F::IS_NF4, "these are no integers");
+  static_assert(!F::IS_E4M3 && !F::IS_NF4 && F::HIGH < 2, "others are no integers, or in pairs");
   if constexpr (F::Table::LOOKS_UP) {  // even elements, then odd ones
     const uint2 bytes = look_up<typename F::Table>(codes.words[round]);
     return make_uint2(__byte_perm(bytes.x, bytes.y, 0x6420), __byte_perm(bytes.x, bytes.y, 0x7531));
@@ -340,14 +345,17 @@ __device__ __forceinline__ uint2 integer_bytes(const LaneCodes<F>& codes, int ro
   }
 }
 
-// The plane of two bits of rounds 2 i and 2 i + 1 as parts of their integers' bytes: elements 2 p and 2 p + 1
-// of both rounds, in turn, in word p.
+// The integers of rounds 2 i and 2 i + 1 as bytes, where a plane of two bits lies above one of four: elements
+// 2 p and 2 p + 1 of both rounds, in turn, in word p.
 template <typename F>
-__device__ __forceinline__ uint4 plane_bytes(const LaneCodes<F>& codes, int i) {
+__device__ __forceinline__ uint4 paired_bytes(const LaneCodes<F>& codes, int i) {
   static_assert(F::HIGH == 2 && F::LOW == 4, "two bits above four");
-  const unsigned word = codes.words[F::LOW + i];
-  constexpr unsigned MASK = 0x30303030;
-  return make_uint4(word << 4 & MASK, word << 2 & MASK, word & MASK, word >> 2 & MASK);
+  const unsigned begin = __byte_perm(codes.words[i * 2], codes.words[i * 2 + 1], 0x6240);
+  const unsigned end = __byte_perm(codes.words[i * 2], codes.words[i * 2 + 1], 0x7351);
+  const unsigned two = codes.words[F::LOW + i];
+  constexpr unsigned FOUR = 0x0f0f0f0f, TWO = 0x30303030;
+  return make_uint4(mask_into(begin, FOUR, two << 4 & TWO), mask_into(begin >> 4, FOUR, two << 2 & TWO),
+                    mask_into(end, FOUR, two & TWO), mask_into(end >> 4, FOUR, two >> 2 & TWO));
 }
 
 template <typename T>
@@ -432,6 +440,18 @@ __device__ __forceinline__ void nf4_pairs(unsigned nibbles, unsigned (&pairs)[4]
   }
 }
 
+// The e2m1 of a word's eight nibbles in bfloat16 times 2^-126, in a third of the instructions of a table: the
+// sign, and a magnitude's three bits where the last bit of the exponent would be, and one beside it on both
+// sides. That is right for subnormal ones, too. Pairs [4], of which pair p is nibble p of both halves.
+__device__ __forceinline__ void e2m1_pairs(unsigned word, unsigned (&pairs)[4]) {
+  constexpr unsigned MASK = 0x81c081c0;
+  // A nibble is moved by 12 and by 6, or by 8 and by 2: its sign and its magnitude to their places.
+  pairs[0] = (word & 0x000f000fu) * 0x1040u & MASK;
+  pairs[1] = (word & 0x00f000f0u) * 0x0104u & MASK;
+  pairs[2] = (word >> 8 & 0x000f000fu) * 0x1040u & MASK;
+  pairs[3] = mask_into(word, 0x80008000u, word >> 6 & 0x01c001c0u);
+}
+
 // Eight elements of a 16-bit T: pairs of neighbours.
 template <typename T, typename F>
 __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int round, int lane,
@@ -446,6 +466,13 @@ __device__ __forceinline__ uint4 elements_of(const LaneCodes<F>& codes, int roun
     nf4_pairs<T>(codes.words[round], pairs);
 #pragma unroll
     for (int p = 0; p < 4; ++p) pairs[p] = multiply_pair<Pair>(pairs[p], factor);
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+  if constexpr (F::IS_E2M1 && has_float_range<T>) {
+    constexpr unsigned TWICE = 0x7f007f00;  // 2^127: factors are of twice the values
+    e2m1_pairs(codes.words[round], pairs);
+#pragma unroll
+    for (int p = 0; p < 4; ++p) pairs[p] = multiply_pair<Pair>(multiply_pair<Pair>(pairs[p], TWICE), factor);
     return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
   integers<F>(codes, round, F::SIGNED ? 0 : BASE, pairs);

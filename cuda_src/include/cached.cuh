@@ -8,16 +8,37 @@
 template <typename Cached>
 constexpr bool IS_E4M3 = sizeof(Cached) == 1;
 
+template <typename A, typename B>
+constexpr bool IS_SAME = false;
+template <typename A>
+constexpr bool IS_SAME<A, A> = true;
+
+// What products on tensor cores take, where codes of e4m3 are not multiplied by their scales.
+template <typename T, typename Cached>
+struct operand_of {
+  using type = T;
+};
+template <typename T>
+struct operand_of<T, unsigned char> {
+  using type = __half;
+};
+template <typename T, typename Cached>
+using OperandOf = typename operand_of<T, Cached>::type;
+
 // What a head's keys (0) or values (1) are to be multiplied by; scales [2, num_kv_heads] or null: 1.
 __device__ __forceinline__ float cache_scale(const float* scales, int kind, int num_kv_heads, int kv_head) {
   return scales == nullptr ? 1.0f : scales[kind * num_kv_heads + kv_head];
 }
 
-// One or two elements as e4m3.
+// One or two elements as e4m3. Most caches have no scales, and a division takes longer than all else.
 template <int VECTOR, typename T>
 __device__ __forceinline__ void store_e4m3(unsigned char* to, const Vec<T, VECTOR>& elements, float scale) {
-  const float low = __fdiv_rn(to_float(elements[0]), scale);
-  const float high = VECTOR == 2 ? __fdiv_rn(to_float(elements[VECTOR - 1]), scale) : 0.0f;
+  float low = to_float(elements[0]);
+  float high = VECTOR == 2 ? to_float(elements[VECTOR - 1]) : 0.0f;
+  if (scale != 1.0f) {
+    low = __fdiv_rn(low, scale);
+    high = __fdiv_rn(high, scale);
+  }
   const unsigned short codes = pack_e4m3(low, high);
   if constexpr (VECTOR == 2) {
     *reinterpret_cast<unsigned short*>(to) = codes;
@@ -32,12 +53,12 @@ __device__ __forceinline__ float2 floats_of_e4m3(unsigned short codes) {
   return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
-// What is left of two elements in the cache.
+// What of queries meets codes that have become __half: beyond its range its largest.
 template <typename T>
-__device__ __forceinline__ Vec<T, 2> through_e4m3(const Vec<T, 2>& elements, float scale) {
-  const float2 kept = floats_of_e4m3(
-      pack_e4m3(__fdiv_rn(to_float(elements[0]), scale), __fdiv_rn(to_float(elements[1]), scale)));
-  return {from_float<T>(kept.x * scale), from_float<T>(kept.y * scale)};
+__device__ __forceinline__ unsigned half_pair(T low, T high) {
+  constexpr float LARGEST = 65504.0f;
+  auto in_range = [](float x) { return x > LARGEST ? LARGEST : x < -LARGEST ? -LARGEST : x; };
+  return pack<__half>(in_range(to_float(low)), in_range(to_float(high)));
 }
 
 // Sixteen codes times their scale to `to`, 16-byte aligned.

@@ -23,6 +23,10 @@ struct PagedKeys {
   __device__ __forceinline__ float scale(int kind) const {
     return cache_scale(scales, kind, num_kv_heads, kv_head);
   }
+  // The factor `other` of products with codes, for products with what they stand for.
+  __device__ __forceinline__ float scale(int kind, float other) const {
+    return IS_E4M3<Cached> ? other * scale(kind) : other;
+  }
 
   // The quotient of a key and block_size: exact for contexts of less than 2^32 / block_size.
   __device__ __forceinline__ int block_of(int key) const {
@@ -31,30 +35,29 @@ struct PagedKeys {
 };
 
 // A warp's ring of STAGES tiles of 16 keys and their values, copied from the cache while others are used. Its
-// i-th tile is tile i * WARPS + warp of the block; the tile's two units lie somewhere in the cache. Tiles of
-// e4m3 are widened, one at a time, into one tile of T.
+// i-th tile is tile i * WARPS + warp of the block; the tile's two units lie somewhere in the cache. Warps
+// leave what they have found in the tile that they have just used or, of e4m3, which are too small for it,
+// behind all rings.
 template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES>
 struct KeyRing {
+  using Tile = KeyTile<T, Cached, HEAD_DIM>;
   static constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
-  static constexpr int PITCH = WarpAttention<T, HEAD_DIM>::PITCH;
-  static constexpr int TILE_ELEMENTS = WarpAttention<T, HEAD_DIM>::TILE_ELEMENTS;
-  static constexpr int CODE_BYTES = WARP_KEYS * HEAD_DIM;     // of keys or values of a tile
-  static constexpr int CODES = 16;                            // that a lane copies or widens at a time
-  static constexpr int TILES = IS_E4M3<Cached> ? 1 : STAGES;  // of keys and values in T, of a warp
-  static constexpr int RING_BYTES = IS_E4M3<Cached> ? STAGES * 2 * CODE_BYTES : 0;  // of its codes
-  static constexpr int WARP_ELEMENTS = TILES * 2 * TILE_ELEMENTS + RING_BYTES / sizeof(T);
-  static constexpr int MERGE_STRIDE = TILES * 2 * TILE_ELEMENTS * sizeof(T) / sizeof(float);  // of warps
+  static constexpr int PITCH = Tile::PITCH;
+  static constexpr int TILE_BYTES = Tile::BYTES;
+  static constexpr int WARP_BYTES = STAGES * TILE_BYTES;
+  static constexpr int MERGE_PITCH = WarpAttention<T, HEAD_DIM>::MERGE_PITCH;
 
-  // Where a warp's codes begin, after all warps' tiles, and where its copies go.
-  static __device__ __forceinline__ const unsigned char* codes_of(const T* tiles, int warp) {
-    return reinterpret_cast<const unsigned char*>(tiles + WARPS * 2 * TILE_ELEMENTS) + warp * RING_BYTES;
+  // Of all warps' rings and, of e4m3, of what they leave of `rows` rows.
+  static __device__ __forceinline__ int bytes(int rows) {
+    return WARPS * WARP_BYTES + (IS_E4M3<Cached> ? WARPS * merge_stride(rows) * 4 : 0);
   }
-  static __device__ __forceinline__ unsigned place_of(const T* tiles, int warp) {
-    if constexpr (IS_E4M3<Cached>) {
-      return shared_address(codes_of(tiles, warp));
-    } else {
-      return shared_address(tiles + warp * STAGES * 2 * TILE_ELEMENTS);
-    }
+  // Where the first warp leaves what it has found after its i-th tile, and how many floats the next is
+  // further.
+  static __device__ __forceinline__ float* merged(unsigned char* rings, int i) {
+    return reinterpret_cast<float*>(rings + (IS_E4M3<Cached> ? WARPS * WARP_BYTES : i % STAGES * TILE_BYTES));
+  }
+  static __device__ __forceinline__ int merge_stride(int rows) {
+    return IS_E4M3<Cached> ? rows * MERGE_PITCH : WARP_BYTES / static_cast<int>(sizeof(float));
   }
 
   PagedKeys<Cached> keys;
@@ -80,10 +83,9 @@ struct KeyRing {
            block * keys.block_size;
   }
 
-  // `warp_tiles` is where the warp's codes begin.
   __device__ __forceinline__ void load_codes(int i, int unit_row) const {
-    constexpr int UNIT_BYTES = UNIT_KEYS * HEAD_DIM;
-    const unsigned codes_k = warp_tiles + i % STAGES * 2 * CODE_BYTES;
+    constexpr int CODES = Tile::CODES, UNIT_BYTES = UNIT_KEYS * HEAD_DIM;
+    const unsigned codes_k = warp_tiles + i % STAGES * TILE_BYTES;
     const int oldest = oldest_key - tile_begin(i);
     const int end = cached_end - tile_begin(i);
 #pragma unroll
@@ -95,25 +97,11 @@ struct KeyRing {
         if (UNIT_BYTES % (WARP_SIZE * CODES) != 0 && byte >= UNIT_BYTES) continue;
         const int key = u * UNIT_KEYS + byte / HEAD_DIM;
         const bool valid = key >= oldest && key < end;
-        const unsigned to = codes_k + u * UNIT_BYTES + byte;
+        const unsigned to = codes_k + Tile::place(key, byte % HEAD_DIM);
         copy_async_16(to, keys.key_cache + first + byte, valid, policy);
-        copy_async_16(to + CODE_BYTES, keys.value_cache + first + byte, valid, policy);
+        copy_async_16(to + Tile::KIND_BYTES, keys.value_cache + first + byte, valid, policy);
       }
     }
-  }
-
-  // Tile i of the warp's codes to its tiles of T.
-  __device__ __forceinline__ void widen(int i, const T* tiles, T* tile_k, T* tile_v) const {
-    const unsigned char* const codes_k = codes_of(tiles, warp) + i % STAGES * 2 * CODE_BYTES;
-#pragma unroll 1
-    for (int place = 0; place < CODE_BYTES; place += WARP_SIZE * CODES) {
-      const int byte = place + lane * CODES;
-      if (CODE_BYTES % (WARP_SIZE * CODES) != 0 && byte >= CODE_BYTES) continue;
-      const int to = byte / HEAD_DIM * PITCH + byte % HEAD_DIM;
-      widen_e4m3(tile_k + to, *reinterpret_cast<const uint4*>(codes_k + byte), keys.scale(0));
-      widen_e4m3(tile_v + to, *reinterpret_cast<const uint4*>(codes_k + CODE_BYTES + byte), keys.scale(1));
-    }
-    __syncwarp();
   }
 
   __device__ __forceinline__ void load_tile(int i, int unit_row) const {
@@ -127,7 +115,7 @@ struct KeyRing {
   __device__ __forceinline__ void load_elements(int i, int unit_row) const {
     constexpr int UNIT_COPIES = ceil_div(UNIT_KEYS * SEGMENTS, WARP_SIZE);
     constexpr int COPY_KEYS = WARP_SIZE % SEGMENTS == 0 ? WARP_SIZE / SEGMENTS : 0;  // 0: no whole number
-    const unsigned tile_k = warp_tiles + i % STAGES * 2 * TILE_ELEMENTS * sizeof(T);
+    const unsigned tile_k = warp_tiles + i % STAGES * TILE_BYTES;
     const int oldest = oldest_key - tile_begin(i);
     const int end = cached_end - tile_begin(i);
 #pragma unroll
@@ -147,17 +135,24 @@ struct KeyRing {
         const bool valid = key >= oldest && key < end;
         const unsigned to = tile_k + (key * PITCH + segment * SEGMENT) * sizeof(T);
         copy_async_16(to, unit_keys + c * WARP_SIZE * SEGMENT, valid, policy);
-        copy_async_16(to + TILE_ELEMENTS * sizeof(T), unit_values + c * WARP_SIZE * SEGMENT, valid, policy);
+        copy_async_16(to + TILE_BYTES / 2, unit_values + c * WARP_SIZE * SEGMENT, valid, policy);
       }
     }
   }
 
   // The newest key and value [2][HEAD_DIM], which the cache may not have yet, to their place in a tile.
-  __device__ __forceinline__ void insert(const T* newest, int place, T* tile_k, T* tile_v) const {
+  __device__ __forceinline__ void insert(const Cached* newest, int place, unsigned char* tile) const {
+    constexpr int ELEMENTS = 16 / sizeof(Cached), PIECES = HEAD_DIM / ELEMENTS;
 #pragma unroll 1
-    for (int s = lane; s < 2 * SEGMENTS; s += WARP_SIZE) {
-      T* const to = (s < SEGMENTS ? tile_k : tile_v) + place * PITCH + s % SEGMENTS * SEGMENT;
-      Vec<T, SEGMENT>::load(newest + s * SEGMENT).store(to);
+    for (int s = lane; s < 2 * PIECES; s += WARP_SIZE) {
+      const int first = s % PIECES * ELEMENTS;
+      unsigned char* to = tile + s / PIECES * (TILE_BYTES / 2);
+      if constexpr (IS_E4M3<Cached>) {
+        to += Tile::place(place, first);
+      } else {
+        to += (place * PITCH + first) * sizeof(Cached);
+      }
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(newest + s * ELEMENTS);
     }
     __syncwarp();
   }
@@ -184,8 +179,9 @@ struct TokenHeads {
 
   // A warp each, in turn. tile_q [num_group_heads, PITCH], newest [2][HEAD_DIM], in shared memory.
   template <typename Cached>
-  __device__ __forceinline__ void prepare(T* tile_q, T* newest, const PagedKeys<Cached>& keys,
-                                          int warp) const {
+  __device__ __forceinline__ void prepare(typename KeyTile<T, Cached, HEAD_DIM>::Operand* tile_q,
+                                          Cached* newest, const PagedKeys<Cached>& keys, int warp) const {
+    using Tile = KeyTile<T, Cached, HEAD_DIM>;
     const int num_items = num_group_heads + (has_newest ? 2 : 0);
 #pragma unroll 1
     for (int item = warp; item < num_items || item == warp; item += WARPS) {
@@ -198,9 +194,6 @@ struct TokenHeads {
       const int head = is_value ? num_heads + keys.num_kv_heads + keys.kv_head
                        : is_key ? num_heads + keys.kv_head
                                 : head0 + item;
-      T* const prepared = is_value ? newest + HEAD_DIM
-                          : is_key ? newest
-                                   : tile_q + item * WarpAttention<T, HEAD_DIM>::PITCH;
       Cached* stored = nullptr;
       if ((is_key || is_value) && stores) {
         const int block = keys.block_of(slot);
@@ -208,27 +201,38 @@ struct TokenHeads {
             (block * keys.num_kv_heads + keys.kv_head) * keys.block_size + slot - block * keys.block_size;
         stored = (is_key ? keys.key_cache : keys.value_cache) + static_cast<long long>(place) * HEAD_DIM;
       }
-      transform(transform.load(heads + head * HEAD_DIM), [&](int i, const Vec<T, 2>& z) {
-        if constexpr (IS_E4M3<Cached>) {
-          const float scale = keys.scale(is_value ? 1 : 0);
-          (is_key || is_value ? through_e4m3(z, scale) : z).store(prepared + i);
+      const auto loaded = transform.load(heads + head * HEAD_DIM);
+      if constexpr (IS_E4M3<Cached>) {
+        const float scale = keys.scale(is_value ? 1 : 0);
+        Cached* const prepared = newest + (is_value ? HEAD_DIM : 0);
+        auto* const query = tile_q + item * Tile::PITCH;
+        transform(loaded, [&](int i, const Vec<T, 2>& z) {
+          if (!is_key && !is_value) {
+            Tile::store_query(query, i, z);
+            return;
+          }
+          store_e4m3(prepared + i, z, scale);
           if (stored != nullptr) store_e4m3(stored + i, z, scale);
-        } else {
+        });
+      } else {
+        T* const prepared = is_value ? newest + HEAD_DIM : is_key ? newest : tile_q + item * Tile::PITCH;
+        transform(loaded, [&](int i, const Vec<T, 2>& z) {
           z.store(prepared + i);
           if (stored != nullptr) z.store(stored + i);
-        }
-      });
+        });
+      }
     }
   }
 };
 
 // The finished queries [num_group_heads, HEAD_DIM] of a block's heads to shared memory.
-template <typename T, int HEAD_DIM, int THREADS>
-__device__ __forceinline__ void copy_queries(T* tile_q, const T* queries, int num_group_heads) {
+template <typename Tile, typename T, int HEAD_DIM, int THREADS>
+__device__ __forceinline__ void copy_queries(typename Tile::Operand* tile_q, const T* queries,
+                                             int num_group_heads) {
   constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
 #pragma unroll 1
   for (int i = threadIdx.x; i < num_group_heads * SEGMENTS; i += THREADS) {
     const Vec<T, SEGMENT> elements = Vec<T, SEGMENT>::load(queries + i * SEGMENT);
-    elements.store(tile_q + i / SEGMENTS * WarpAttention<T, HEAD_DIM>::PITCH + i % SEGMENTS * SEGMENT);
+    Tile::store_query(tile_q + i / SEGMENTS * Tile::PITCH, i % SEGMENTS * SEGMENT, elements);
   }
 }

@@ -1,8 +1,9 @@
 // The parts of a decode step's GEMV: the producer that streams the weights, the norm before the product, the
-// consumer with its tensor-core sums, and the epilogue with bias, residual or SwiGLU gate.
+// consumer with its tensor-core sums, and the epilogue with bias, residual or gate (SwiGLU, GEGLU).
 #pragma once
 
 #include "common.cuh"
+#include "generated/gates.cuh"
 #include "generated/matmul_decode.cuh"
 #include "pairs.cuh"
 #include "ptx/copy.cuh"
@@ -25,6 +26,19 @@ __device__ __forceinline__ uint4 multiply_elements(const uint4& a, const uint4& 
   using Pair = typename pair_of<T>::type;
   return make_uint4(multiply_pair<Pair>(a.x, b.x), multiply_pair<Pair>(a.y, b.y),
                     multiply_pair<Pair>(a.z, b.z), multiply_pair<Pair>(a.w, b.w));
+}
+
+// Elements times `scale` and others, rounded to T once.
+template <typename T>
+__device__ __forceinline__ uint4 scaled_elements(const uint4& elements, const uint4& gain, float scale) {
+  using Vector = Vec<T, SEGMENT>;
+  const Vector gains = reinterpret_cast<const Vector&>(gain);
+  Vector values = reinterpret_cast<const Vector&>(elements);
+#pragma unroll
+  for (int e = 0; e < SEGMENT; ++e) {
+    values[e] = from_float<T>(to_float(values[e]) * scale * to_float(gains[e]));
+  }
+  return reinterpret_cast<const uint4&>(values);
 }
 
 // Constants of a variant.
@@ -287,21 +301,10 @@ struct NormPrologue {
       if constexpr (!V::SCALES_SUMS) {
         __syncthreads();
         const float scale = inverse_rms(0);
-        for (int v = lane; v < steps.vectors; v += WARP_SIZE) scale_vector(y[v], gains[v], scale);
+        for (int v = lane; v < steps.vectors; v += WARP_SIZE)
+          y[v] = scaled_elements<T>(y[v], gains[v], scale);
       }
     }
-  }
-
- private:
-  static __device__ __forceinline__ void scale_vector(uint4& elements, const uint4& gain, float scale) {
-    using Vector = Vec<T, SEGMENT>;
-    const Vector gains_of_elements = reinterpret_cast<const Vector&>(gain);
-    Vector values = reinterpret_cast<const Vector&>(elements);
-#pragma unroll
-    for (int e = 0; e < SEGMENT; ++e) {
-      values[e] = from_float<T>(to_float(values[e]) * scale * to_float(gains_of_elements[e]));
-    }
-    elements = reinterpret_cast<const uint4&>(values);
   }
 };
 
@@ -440,8 +443,10 @@ class DecodeEpilogue {
         float2 up = total(partial + (item.index + units_.a_tile * V::GROUPS * WARP_SIZE));
         up.x *= scale;
         up.y *= scale;
-        result.x = up.x * __fdividef(result.x, 1.0f + __expf(-result.x));
-        result.y = up.y * __fdividef(result.y, 1.0f + __expf(-result.y));
+        float2 exponent = result;
+        if (gated_ == GELU_GATE) exponent = make_float2(gelu_exponent(result.x), gelu_exponent(result.y));
+        result.x = up.x * __fdividef(result.x, 1.0f + __expf(-exponent.x));
+        result.y = up.y * __fdividef(result.y, 1.0f + __expf(-exponent.y));
       } else {
         result.x += to_float(offset_[i][0]) + to_float(before_[i][0]);
         result.y += to_float(offset_[i][1]) + to_float(before_[i][1]);

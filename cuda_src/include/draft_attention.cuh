@@ -47,11 +47,13 @@ struct DraftKeys {
 // One warp's softmax over the keys that it was given, times their values, for up to 16 * ROW_TILES rows of
 // heads of queries. Of a tile of 16 rows and of columns a lane holds those numbered by lane / 4 and lane % 4
 // (ptx/mma.cuh), as in WarpAttention; rows 8 to 15 are a set of their own.
-template <typename T, int HEAD_DIM, int ROW_TILES>
+template <typename T, int HEAD_DIM, int ROW_TILES, typename Cached = T>
 struct DraftAttention {
-  static constexpr int PITCH = WarpAttention<T, HEAD_DIM>::PITCH;
+  using Tile = KeyTile<T, Cached, HEAD_DIM>;
+  using Operand = typename Tile::Operand;
+  static constexpr int PITCH = Tile::PITCH;
   static constexpr int MERGE_PITCH = WarpAttention<T, HEAD_DIM>::MERGE_PITCH;
-  static_assert(2 * WARP_KEYS * PITCH * sizeof(T) >= TILE_QUERY_ROWS * MERGE_PITCH * sizeof(float),
+  static_assert(IS_E4M3<Cached> || Tile::BYTES >= TILE_QUERY_ROWS * MERGE_PITCH * sizeof(float),
                 "a warp's output of a tile must fit into a tile of keys and values");
 
   DraftRows rows;
@@ -67,25 +69,25 @@ struct DraftAttention {
     for (int m = 0; m < ROW_TILES; ++m) reset(m);
   }
 
-  // tile_q [16 * ROW_TILES, PITCH], tile_k and tile_v [WARP_KEYS, PITCH] in shared memory, of the keys from
-  // `begin` on; the values of keys that are not seen are finite. CAPPED scores s become cap_log2 * tanh(s).
+  // tile_q [16 * ROW_TILES, PITCH] in shared memory; `tile` has the keys from `begin` on, and the values of
+  // keys that are not seen are finite. CAPPED scores s become cap_log2 * tanh(s).
   template <bool CAPPED>
-  __device__ __forceinline__ void add(const T* tile_q, const T* tile_k, const T* tile_v, int begin,
-                                      float scale_log2, float cap_log2) {
+  __device__ __forceinline__ void add(const Operand* tile_q, Tile tile, int begin, float scale_log2,
+                                      float cap_log2) {
     const int lane = threadIdx.x % WARP_SIZE;
     const int num_tiles = ceil_div(seen.num_queries << rows.head_rows_log2, TILE_QUERY_ROWS);
     float scores[ROW_TILES][2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
       unsigned b[4];
-      ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
+      tile.load_keys(d, b);
 #pragma unroll
       for (int m = 0; m < ROW_TILES; ++m) {
         if (m > 0 && m >= num_tiles) continue;
         unsigned a[4];
         ldmatrix_x4(a, tile_q + (m * TILE_QUERY_ROWS + lane % 16) * PITCH + d * 16 + lane / 16 * 8);
-        mma_m16n8k16<T>(scores[m][0][d % 2], a, {b[0], b[1]});
-        mma_m16n8k16<T>(scores[m][1][d % 2], a, {b[2], b[3]});
+        mma_m16n8k16<Operand>(scores[m][0][d % 2], a, {b[0], b[1]});
+        mma_m16n8k16<Operand>(scores[m][1][d % 2], a, {b[2], b[3]});
       }
     }
     unsigned weights[ROW_TILES][SETS][2];
@@ -104,26 +106,27 @@ struct DraftAttention {
         if (!seen.all_see(begin)) mask(score, m * TILE_QUERY_ROWS + h * GROUP_ROWS + lane / 4, begin);
         weigh(score, m, h);
         // The scores' layout is that of a right operand with a row a key.
-        weights[m][h][0] = pack<T>(score[0], score[1]);
-        weights[m][h][1] = pack<T>(score[2], score[3]);
+        weights[m][h][0] = pack<Operand>(score[0], score[1]);
+        weights[m][h][1] = pack<Operand>(score[2], score[3]);
       }
     }
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
       unsigned a[4];
-      ldmatrix_x4_trans(a, tile_v + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
+      tile.load_values(d, a);
 #pragma unroll
       for (int m = 0; m < ROW_TILES; ++m) {
         if (m > 0 && m >= num_tiles) continue;
 #pragma unroll
-        for (int h = 0; h < SETS; ++h) mma_m16n8k16<T>(outputs[m][h][d], a, weights[m][h]);
+        for (int h = 0; h < SETS; ++h) mma_m16n8k16<Operand>(outputs[m][h][d], a, weights[m][h]);
       }
     }
   }
 
-  // Leave the outputs [16, MERGE_PITCH], maxima and sums of tile m in shared memory and begin it anew.
+  // Leave the outputs [16, MERGE_PITCH], times the values' scale, maxima and sums of tile m in shared memory
+  // and begin it anew.
   __device__ __forceinline__ void finish(int m, float* merged, float (&maxima)[TILE_QUERY_ROWS],
-                                         float (&sums)[TILE_QUERY_ROWS]) {
+                                         float (&sums)[TILE_QUERY_ROWS], float value_scale) {
     const int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int h = 0; h < SETS; ++h) {
@@ -134,15 +137,8 @@ struct DraftAttention {
         maxima[h * GROUP_ROWS + lane / 4] = maximum[m][h];
         sums[h * GROUP_ROWS + lane / 4] = total;
       }
-#pragma unroll
-      for (int d = 0; d < HEAD_DIM / 16; ++d) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int row = h * GROUP_ROWS + lane % 4 * 2 + e % 2;
-          merged[row * MERGE_PITCH + d * 16 + e / 2 * 8 + lane / 4] = outputs[m][h][d][e];
-          outputs[m][h][d][e] = 0.0f;
-        }
-      }
+      Tile::template move_outputs<MERGE_PITCH>(merged + h * GROUP_ROWS * MERGE_PITCH, outputs[m][h],
+                                               GROUP_ROWS, value_scale);
     }
     reset(m);
   }

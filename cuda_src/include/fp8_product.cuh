@@ -11,25 +11,40 @@ constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row,
 constexpr int CODE_VECTORS = STEP_ELEMENTS / 16;      // of 16 bytes of e4m3, a step
 static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 
-// Of what the warps share, pairs of sums in each unit.
+// Pairs of sums that a unit of a warp leaves for the others, of several rows.
 template <typename V>
-constexpr int PARTIAL_PAIRS = V::RESIDENT ? UNIT / 2 : V::GROUPS * WARP_SIZE;
+constexpr int PARTIAL_PAIRS = V::GROUPS * WARP_SIZE;
+
+// Where a block keeps its one row: of each warp the elements of its own steps and, once they are codes and
+// take half of the room, its sums behind them.
+template <typename V>
+struct RowPlaces {
+  int code_bytes;  // of a warp
+  int warp_bytes;
+
+  __device__ __forceinline__ explicit RowPlaces(int steps)
+      : code_bytes(steps * STEP_ELEMENTS),
+        warp_bytes(max(2 * code_bytes, code_bytes + V::UNITS * UNIT * static_cast<int>(sizeof(float)))) {}
+};
 
 // The one row of a product as e4m3: the norm, the scales and the codes. A warp has the elements of its own
-// steps, as vectors of eight one step after another; each lane keeps to its own vectors.
+// steps, as vectors of eight one step after another; each lane keeps to its own vectors until they are codes.
+// Loops that do not unroll: what a short kernel runs but once is as fast as its instructions arrive.
 template <typename T, bool BLOCKS>
 class RowQuantizer {
   using Vector = Vec<T, SEGMENT>;
-  static constexpr int KEPT = 7;        // vectors of the row that a lane keeps, the rest is read again
-  static constexpr int KEPT_GAINS = 2;  // and of the norm
+  static constexpr int LOADS = 8;  // in flight
+  static constexpr int KEPT_GAINS =
+      2;  // vectors of the norm that a lane loads early, the rest come when needed
 
  public:
-  //   codes: this warp's vectors; step_scales: of its steps, with BLOCKS; sums, maxima: of the warps
-  __device__ __forceinline__ RowQuantizer(const T* norm, uint2* codes, float* step_scales, float* sums,
+  //   row: this warp's vectors, codes in their place in the end; step_scales: of its steps, with BLOCKS;
+  //   sums, maxima: of the warps
+  __device__ __forceinline__ RowQuantizer(const T* norm, uint4* row, float* step_scales, float* sums,
                                           float* maxima, int steps, int in_features, float eps,
                                           float static_scale)
       : norm_(norm),
-        codes_(codes),
+        row_(row),
         step_scales_(step_scales),
         sums_(sums),
         maxima_(maxima),
@@ -45,81 +60,87 @@ class RowQuantizer {
 
   // The row's codes; returns its scale, or 1 with BLOCKS.
   __device__ __forceinline__ float load_row(const T* x) const {
-    uint4 kept[KEPT];
-#pragma unroll
-    for (int i = 0; i < KEPT; ++i) kept[i] = load(x, lane_of_thread() + i * WARP_SIZE);
-    float inverse_rms = 1.0f;
+    load(x);
     if (norm_ != nullptr) {
-      float squares = 0.0f;
-#pragma unroll
-      for (int i = 0; i < KEPT; ++i) squares = add_squares<T>(squares, kept[i]);
+      const float inverse_rms = rsqrtf(sum_of_warps(sum_of_squares()) / in_features_ + eps_);
+      int round = 0;
 #pragma unroll 1
-      for (int v = first_of_rest(); v < vectors_; v += WARP_SIZE)
-        squares = add_squares<T>(squares, load(x, v));
-      inverse_rms = rsqrtf(sum_of_warps(squares) / in_features_ + eps_);
-#pragma unroll
-      for (int i = 0; i < KEPT; ++i) {
-        const int v = lane_of_thread() + i * WARP_SIZE;
-        if (i * WARP_SIZE >= vectors_) break;
-        normalise(kept[i], i < KEPT_GAINS ? gains_[min(i, KEPT_GAINS - 1)] : gain(v), inverse_rms);
+      for (int v = lane_of_thread(); v < vectors_; v += WARP_SIZE) {
+        uint4 gains = gains_[0];
+        if (round == 1) gains = gains_[1];
+        if (round >= KEPT_GAINS) gains = gain(v);
+        normalise(v, gains, inverse_rms);
+        ++round;
       }
     }
-    const auto rest = [&](int v) {
-      uint4 raw = load(x, v);
-      if (norm_ != nullptr) normalise(raw, gain(v), inverse_rms);
-      return raw;
-    };
-
     float scale = static_scale_;
-    if (!BLOCKS && !(static_scale_ > 0.0f)) {
-      float largest = 0.0f;
-#pragma unroll
-      for (int i = 0; i < KEPT; ++i) largest = fmaxf(largest, largest_of_vector<T>(kept[i]));
-#pragma unroll 1
-      for (int v = first_of_rest(); v < vectors_; v += WARP_SIZE) {
-        largest = fmaxf(largest, largest_of_vector<T>(rest(v)));
-      }
-      scale = scale_for(largest_of_warps(largest));
-    }
+    if (!BLOCKS && !(static_scale_ > 0.0f)) scale = scale_for(largest_of_warps(largest()));
     const float inverse = __frcp_rn(scale);
-#pragma unroll
-    for (int i = 0; i < KEPT; ++i) {
-      if (i * WARP_SIZE >= vectors_) break;
-      store(lane_of_thread() + i * WARP_SIZE, kept[i], scale, inverse);
-    }
 #pragma unroll 1
-    for (int first = KEPT * WARP_SIZE; first < vectors_; first += WARP_SIZE) {  // whole warps
+    for (int first = 0; first < vectors_; first += WARP_SIZE) {  // whole warps
       const int v = first + lane_of_thread();
-      store(v, rest(v), scale, inverse);
+      const uint4 raw = v < vectors_ ? row_[v] : make_uint4(0, 0, 0, 0);
+      __syncwarp();  // codes take the place of vectors that other lanes have
+      store(v, raw, scale, inverse);
     }
     return BLOCKS ? 1.0f : scale;
   }
 
  private:
+  static_assert(KEPT_GAINS == 2, "load_row names them");
+  static_assert(WARP_SIZE % ROW_VECTORS == 0, "from one vector of a lane to the next are whole steps");
+  static constexpr int LANE_STRIDE = WARP_SIZE / ROW_VECTORS * WARPS * STEP_ELEMENTS;
+
   __device__ __forceinline__ int element(int v) const {
     return (v / ROW_VECTORS * WARPS + warp_of_thread()) * STEP_ELEMENTS + v % ROW_VECTORS * SEGMENT;
   }
-  __device__ __forceinline__ bool has(int v) const { return v < vectors_ && element(v) < in_features_; }
-  __device__ __forceinline__ int first_of_rest() const { return KEPT * WARP_SIZE + lane_of_thread(); }
 
   // Zeros beyond the row.
-  __device__ __forceinline__ uint4 load(const T* x, int v) const {
-    uint4 raw = make_uint4(0, 0, 0, 0);
-    if (has(v)) load_past_l1(raw, x + element(v));
-    return raw;
+  __device__ __forceinline__ void load(const T* x) const {
+#pragma unroll 1
+    for (int first = lane_of_thread(); first < vectors_; first += LOADS * WARP_SIZE) {
+      const int k = element(first);
+      uint4 raw[LOADS];
+#pragma unroll
+      for (int i = 0; i < LOADS; ++i) {
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (k + i * LANE_STRIDE < in_features_) load_past_l1(raw[i], x + k + i * LANE_STRIDE);
+      }
+#pragma unroll
+      for (int i = 0; i < LOADS; ++i) {
+        if (first + i * WARP_SIZE < vectors_) row_[first + i * WARP_SIZE] = raw[i];
+      }
+    }
   }
   __device__ __forceinline__ uint4 gain(int v) const {
-    return norm_ != nullptr && has(v) ? load_once_16(norm_ + element(v)) : make_uint4(0, 0, 0, 0);
+    const bool has = norm_ != nullptr && v < vectors_ && element(v) < in_features_;
+    return has ? load_once_16(norm_ + element(v)) : make_uint4(0, 0, 0, 0);
   }
 
-  static __device__ __forceinline__ void normalise(uint4& raw, const uint4& gains, float inverse_rms) {
+  __device__ __forceinline__ float sum_of_squares() const {
+    float squares = 0.0f;
+#pragma unroll 1
+    for (int v = lane_of_thread(); v < vectors_; v += WARP_SIZE) squares = add_squares<T>(squares, row_[v]);
+    return squares;
+  }
+  __device__ __forceinline__ float largest() const {
+    float found = 0.0f;
+#pragma unroll 1
+    for (int v = lane_of_thread(); v < vectors_; v += WARP_SIZE) {
+      found = fmaxf(found, largest_of_vector<T>(row_[v]));
+    }
+    return found;
+  }
+
+  __device__ __forceinline__ void normalise(int v, const uint4& gains, float inverse_rms) const {
+    const uint4 raw = row_[v];
     Vector values = reinterpret_cast<const Vector&>(raw);
     const Vector factors = reinterpret_cast<const Vector&>(gains);
 #pragma unroll
     for (int e = 0; e < SEGMENT; ++e) {
       values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(factors[e]));
     }
-    raw = reinterpret_cast<const uint4&>(values);
+    row_[v] = reinterpret_cast<const uint4&>(values);
   }
 
   // Half of a warp has a step: its scale, with BLOCKS.
@@ -136,7 +157,9 @@ class RowQuantizer {
       }
       if (v < vectors_ && v % ROW_VECTORS == 0) step_scales_[v / ROW_VECTORS] = scale;
     }
-    if (v < vectors_) codes_[v] = e4m3_codes<T>(raw, scale, inverse, static_scale_ > 0.0f);
+    if (v < vectors_) {
+      reinterpret_cast<uint2*>(row_)[v] = e4m3_codes<T>(raw, scale, inverse, static_scale_ > 0.0f);
+    }
   }
 
   // Of all threads, in the order of warps.
@@ -149,8 +172,9 @@ class RowQuantizer {
     for (int w = 0; w < WARPS; ++w) sum += sums_[w];
     return sum;
   }
+  // Of numbers that are not negative: they are in the order of their bits.
   __device__ __forceinline__ float largest_of_warps(float value) const {
-    value = warp_max(value);
+    value = __uint_as_float(__reduce_max_sync(FULL_WARP, __float_as_uint(value)));
     if (lane_of_thread() == 0) maxima_[warp_of_thread()] = value;
     __syncthreads();
     float largest = 0.0f;
@@ -160,7 +184,7 @@ class RowQuantizer {
   }
 
   const T* const norm_;  // null without
-  uint2* const codes_;
+  uint4* const row_;
   float* const step_scales_;
   float* const sums_;
   float* const maxima_;
@@ -226,28 +250,24 @@ class Fp8Consumer {
     const uint4* const stage = ring + slot_ * V::LOADS * THREADS + threadIdx.x;
 #pragma unroll
     for (int half = 0; half < V::HALVES; ++half) {
-      unsigned tokens[V::GROUPS][WORDS], weights[2 * PAIRS][WORDS] = {};
+      unsigned x[V::GROUPS][WORDS][2];
 #pragma unroll
       for (int i = 0; i < V::GROUPS; ++i) {
-        copy(tokens[i], V::RESIDENT ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
-                                    : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
+        unpack(x[i], V::RESIDENT ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
+                                 : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
       }
 #pragma unroll
-      for (int u = 0; u < V::UNITS; ++u) copy(weights[u], stage[(u * V::HALVES + half) * THREADS]);
+      for (int p = 0; p < PAIRS; ++p) {
+        unsigned low[WORDS][2], high[WORDS][2] = {};
+        unpack(low, stage[(2 * p * V::HALVES + half) * THREADS]);
+        if (2 * p + 1 < V::UNITS) unpack(high, stage[((2 * p + 1) * V::HALVES + half) * THREADS]);
 #pragma unroll
-      for (int word = 0; word < WORDS; ++word) {
-        unsigned x[V::GROUPS][2];
-#pragma unroll
-        for (int i = 0; i < V::GROUPS; ++i) unpack(x[i], tokens[i][word]);
-#pragma unroll
-        for (int p = 0; p < PAIRS; ++p) {
-          unsigned low[2], high[2] = {0, 0};
-          unpack(low, weights[2 * p][word]);
-          if (2 * p + 1 < V::UNITS) unpack(high, weights[2 * p + 1][word]);
+        for (int word = 0; word < WORDS; ++word) {
 #pragma unroll
           for (int i = 0; i < V::GROUPS; ++i) {
-            mma_m16n8k16<__half>(BLOCKS ? products[p][i] : sums_[p][i], {low[0], high[0], low[1], high[1]},
-                                 {x[i][0], x[i][1]});
+            mma_m16n8k16<__half>(BLOCKS ? products[p][i] : sums_[p][i],
+                                 {low[word][0], high[word][0], low[word][1], high[word][1]},
+                                 {x[i][word][0], x[i][word][1]});
           }
         }
       }
@@ -268,23 +288,22 @@ class Fp8Consumer {
   }
   __device__ __forceinline__ void advance() { slot_ = slot_ + 1 == V::STAGES ? 0 : slot_ + 1; }
 
-  // partial [WARPS][UNITS][GROUPS][8 tokens][UNIT rows], or [WARPS][UNITS][UNIT rows] where RESIDENT: sums
+  // partial, of this warp: [UNITS][GROUPS][8 tokens][UNIT rows], or [UNITS][UNIT rows] where RESIDENT: sums
   // with their scales.
   __device__ __forceinline__ void share_sums(float* partial) const {
     const int lane = lane_of_thread() % 4;
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
-      const int unit = warp_of_thread() * V::UNITS + u;
       const float of_row = BLOCKS ? 1.0f : of_rows_[u];
 #pragma unroll
       for (int i = 0; i < LANE_TOKENS; ++i) {
         const float sum = sums_[u / 2][i / 2][u % 2 * 2 + i % 2] * (of_tokens_[i] * of_row);
         if constexpr (V::RESIDENT) {  // all columns of the product are the one row's
-          if (i == 0 && lane == u % 4) partial[unit * UNIT + row_of_lane()] = sum;
+          if (i == 0 && lane == u % 4) partial[u * UNIT + row_of_lane()] = sum;
         } else {
           const int token = lane * 2 + i % 2;
           if (i / 2 * 8 + token < num_rows_) {
-            partial[((unit * V::GROUPS + i / 2) * 8 + token) * UNIT + row_of_lane()] = sum;
+            partial[((u * V::GROUPS + i / 2) * 8 + token) * UNIT + row_of_lane()] = sum;
           }
         }
       }
@@ -292,12 +311,14 @@ class Fp8Consumer {
   }
 
  private:
-  static __device__ __forceinline__ void copy(unsigned (&words)[WORDS], const uint4& codes) {
-    words[0] = codes.x, words[1] = codes.y, words[2] = codes.z, words[3] = codes.w;
-  }
-  static __device__ __forceinline__ void unpack(unsigned (&halves)[2], unsigned codes) {
-    halves[0] = unpack_e4m3(codes);
-    halves[1] = unpack_e4m3(codes >> 16);
+  // Pairs of halves of 16 codes.
+  static __device__ __forceinline__ void unpack(unsigned (&halves)[WORDS][2], const uint4& codes) {
+    const unsigned words[WORDS] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (int word = 0; word < WORDS; ++word) {
+      halves[word][0] = unpack_e4m3(words[word]);
+      halves[word][1] = unpack_e4m3(words[word] >> 16);
+    }
   }
 
   // Of this lane's tokens, in a block of 128 columns.
@@ -332,16 +353,22 @@ class Fp8Consumer {
   int slot_ = 0;
 };
 
-// Epilogue of the row that is RESIDENT: a thread has a column of a tile.
+// Epilogue of the row that is RESIDENT: a thread has a column of a tile. The warps' sums begin `warp_floats`
+// apart.
 template <typename V>
 class RowEpilogue {
   using T = typename V::T;
   using Out = typename V::Out;
 
  public:
-  __device__ __forceinline__ RowEpilogue(const BlockUnits<V::UNITS>& units, const T* bias, Out* out, int, int,
-                                         int accumulate, int gated)
-      : units_(units), bias_(bias), out_(out), accumulate_(accumulate), gated_(gated) {}
+  __device__ __forceinline__ RowEpilogue(const BlockUnits<V::UNITS>& units, const T* bias, Out* out,
+                                         int warp_floats, int, int accumulate, int gated)
+      : units_(units),
+        bias_(bias),
+        out_(out),
+        warp_floats_(warp_floats),
+        accumulate_(accumulate),
+        gated_(gated) {}
 
   // What the sums are added to, so that it is there when they are.
   __device__ __forceinline__ void fetch(int tile_unit) {
@@ -351,10 +378,10 @@ class RowEpilogue {
     if (accumulate_) before_ = to_float(load_updated(out_ + column));
   }
 
-  __device__ __forceinline__ void store(int tile_unit, const float2* partial, const NormPrologue<V>&) const {
+  __device__ __forceinline__ void store(int tile_unit, const float* partial) const {
     const int column = tile_unit * UNIT + threadIdx.x;
     if (is_outside(column)) return;
-    const float* const parts = reinterpret_cast<const float*>(partial) + threadIdx.x;
+    const float* const parts = partial + threadIdx.x;
     float result = total(parts);
     if (gated_) {
       result = total(parts + units_.a_tile * UNIT) * __fdividef(result, 1.0f + __expf(-result));
@@ -370,24 +397,37 @@ class RowEpilogue {
   }
 
   // Of all warps, in order.
-  static __device__ __forceinline__ float total(const float* parts) {
+  __device__ __forceinline__ float total(const float* parts) const {
     float sum = parts[0];
 #pragma unroll
-    for (int w = 1; w < WARPS; ++w) sum += parts[w * V::UNITS * UNIT];
+    for (int w = 1; w < WARPS; ++w) sum += parts[w * warp_floats_];
     return sum;
   }
 
   const BlockUnits<V::UNITS>& units_;
   const T* const bias_;
   Out* const out_;
+  const int warp_floats_;
   const int accumulate_;
   const int gated_;
   float before_ = 0.0f, offset_ = 0.0f;
 };
 
+// Epilogue of several rows: that of 16-bit weights, after no norm.
+template <typename V>
+struct RowsEpilogue : DecodeEpilogue<V> {
+  using DecodeEpilogue<V>::DecodeEpilogue;
+
+  __device__ __forceinline__ void store(int tile_unit, const float* partial) const {
+    __shared__ float no_sums[WARPS][V::TOKENS];
+    const NormPrologue<V> no_norm = {nullptr, nullptr, no_sums, 0, 0.0f};
+    DecodeEpilogue<V>::store(tile_unit, reinterpret_cast<const float2*>(partial), no_norm);
+  }
+};
+
 template <typename V, bool RESIDENT = V::RESIDENT>
 struct fp8_epilogue {
-  using type = DecodeEpilogue<V>;
+  using type = RowsEpilogue<V>;
 };
 template <typename V>
 struct fp8_epilogue<V, true> {

@@ -53,7 +53,7 @@ template <typename T, typename Out, int WARPGROUP_N>
 __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2],
                                              const Result<T, Out>& result, int split, int splits,
                                              Barrier* received, unsigned char* ring, unsigned char* incoming,
-                                             T* staging, bool silu_mul) {
+                                             T* staging, int gated) {
   constexpr int HALF_N = WARPGROUP_N / 2;
   constexpr int HALF_BLOCKS = HALF_N / 8;
   constexpr int MAX_SHARE = ceil_div(HALF_BLOCKS, 4) * 2;  // whole stmatrix_x4 of a half by two
@@ -115,13 +115,10 @@ __device__ __forceinline__ void finish_share(const float (&sums)[WARPGROUP_N / 2
       }
     }
   }
-  if (silu_mul) {
-#pragma unroll
-    for (int j = 0; j < MAX_SHARE; ++j) silu_mul_into(totals[0] + j * 4, totals[1] + j * 4);
-  }
+  if (gated) multiply_gates<MAX_SHARE>(totals[0], totals[1], gated);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (half == 0 || !silu_mul) {
+    if (half == 0 || !gated) {
       shares[half].template store_chunk<MAX_SHARE * 8>(totals[half], half * HALF_N + first * 8, staging,
                                                        residuals[half]);
     }
@@ -256,7 +253,7 @@ __device__ __forceinline__ void multiply_tiles(const Work<V::SHARING>& work, uns
                                                Barrier* full, Barrier* empty, Barrier* received, int stages,
                                                int split, int splits, int num_rows, int out_features,
                                                const typename V::T* bias, typename V::Out* out,
-                                               int out_stride, int accumulate, int silu_mul) {
+                                               int out_stride, int accumulate, int gated) {
   using T = typename V::T;
   using Out = typename V::Out;
   constexpr int WARPGROUPS_M = V::WARPGROUPS_M, WARPGROUP_N = V::WARPGROUP_N, SHARING = V::SHARING;
@@ -265,8 +262,8 @@ __device__ __forceinline__ void multiply_tiles(const Work<V::SHARING>& work, uns
   const int warp = threadIdx.x / WARP_SIZE;
   const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
   const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
-  const int out_columns = silu_mul ? out_features / 2 : out_features;
-  const int warpgroup_columns = silu_mul ? V::HALF_N : WARPGROUP_N;
+  const int out_columns = gated ? out_features / 2 : out_features;
+  const int warpgroup_columns = gated ? V::HALF_N : WARPGROUP_N;
   const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
   const unsigned long long weight_descriptor =
       operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
@@ -313,15 +310,12 @@ __device__ __forceinline__ void multiply_tiles(const Work<V::SHARING>& work, uns
             sums, result, split, splits, received, shared_memory,
             reinterpret_cast<unsigned char*>(ring + stages * V::STAGE_ELEMENTS) +
                 CONSUMER_WARPS * WARP_ROWS * CHUNK_STRIDE * sizeof(T),
-            staging, silu_mul != 0);
+            staging, gated);
         return;
       }
     }
 
-    if (silu_mul) {
-#pragma unroll
-      for (int j = 0; j < V::HALF_N / 8; ++j) silu_mul_into(sums + j * 4, sums + (j + V::HALF_N / 8) * 4);
-    }
+    if (gated) multiply_gates<V::HALF_N / 8>(sums, sums + V::HALF_N / 2, gated);
     store_tile<V>(sums, result, staging, residual);
   }
 }

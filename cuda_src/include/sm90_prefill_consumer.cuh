@@ -2,6 +2,7 @@
 // values.
 #pragma once
 
+#include "cached.cuh"
 #include "online_softmax.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
@@ -131,9 +132,9 @@ struct VisibleKeys {
   }
 };
 
-// A group's operands in shared memory, and its scores, weights and outputs in registers: of a matrix of wgmma
-// a lane has two rows, lane_row0 and the one 8 further.
-template <typename T, int HEAD_DIM, int CONSUMERS, int STAGES>
+// A group's operands in shared memory, queries of T that products take as Operand, and its scores, weights
+// and outputs in registers: of a matrix of wgmma a lane has two rows, lane_row0 and the one 8 further.
+template <typename T, typename Operand, int HEAD_DIM, int CONSUMERS, int STAGES>
 struct PrefillConsumer {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
 
@@ -177,6 +178,24 @@ struct PrefillConsumer {
     copy_async_commit();
   }
 
+  // Turns the queries that this thread has copied into operands, if these are of another type.
+  __device__ __forceinline__ void convert_queries(int buffer) const {
+    if constexpr (IS_SAME<T, Operand>) return;
+    constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
+    const int thread = threadIdx.x % WARPGROUP_SIZE;
+    unsigned char* const from =
+        tile_q + buffer * CONSUMERS * Layout::QUERY_BYTES + thread % SEGMENTS / 8 * Layout::QUERY_HALF;
+    copy_async_wait<0>();
+#pragma unroll 2
+    for (int m = thread / SEGMENTS; m < GROUP_ROWS; m += WARPGROUP_SIZE / SEGMENTS) {
+      T* const at = reinterpret_cast<T*>(from + m * SWIZZLE_BYTES + (thread % SEGMENTS % 8 ^ m % 8) * 16);
+      const auto queries = Vec<T, SEGMENT>::load(at);
+      *reinterpret_cast<uint4*>(at) =
+          make_uint4(half_pair(queries[0], queries[1]), half_pair(queries[2], queries[3]),
+                     half_pair(queries[4], queries[5]), half_pair(queries[6], queries[7]));
+    }
+  }
+
   // What all threads of the group have written is there for its products.
   // As multiply_values, and wait for it.
   __device__ __forceinline__ void multiply_last_values(int stage) {
@@ -208,7 +227,7 @@ struct PrefillConsumer {
     for (int d = 0; d < HEAD_DIM; d += 16) {
       const unsigned long long a = queries.at(tile_a + d / LINE * Layout::QUERY_HALF + d % LINE * 2);
       const unsigned long long b = keys.at(tile_b + d / LINE * SWIZZLE_REPEAT + d % LINE * 2);
-      wgmma<T, TILE_KEYS>(scores, a, b, d != 0);
+      wgmma<Operand, TILE_KEYS>(scores, a, b, d != 0);
     }
     wgmma_commit();
   }
@@ -217,14 +236,14 @@ struct PrefillConsumer {
     const int tile_b = uniform(stage * Layout::KEY_BYTES);
 #pragma unroll
     for (int k = 0; k < TILE_KEYS / 16; ++k) {
-      wgmma_registers<T>(outputs, weights + k * 4, values.at(tile_b + k * 2 * Layout::KEY_STEP));
+      wgmma_registers<Operand>(outputs, weights + k * 4, values.at(tile_b + k * 2 * Layout::KEY_STEP));
     }
     wgmma_commit();
   }
 
   __device__ __forceinline__ void round_weights() {
 #pragma unroll
-    for (int i = 0; i < TILE_KEYS / 4; ++i) weights[i] = pack<T>(scores[i * 2], scores[i * 2 + 1]);
+    for (int i = 0; i < TILE_KEYS / 4; ++i) weights[i] = pack<Operand>(scores[i * 2], scores[i * 2 + 1]);
   }
 
   // Behind a row's last key there may be anything, even NaN, which no weight of 0 makes harmless. All groups

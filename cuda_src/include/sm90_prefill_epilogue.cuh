@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.cuh"
+#include "sm90_prefill_codes.cuh"
 #include "sm90_prefill_consumer.cuh"
 
 // Lane t of every four gets the four lanes' words number t, in the lanes' order.
@@ -20,7 +21,7 @@ __device__ __forceinline__ void transpose_4x4(unsigned (&words)[4]) {
 }
 
 // One group's outputs [64, HEAD_DIM] of a tile, as sums of wgmma.
-template <typename T, int HEAD_DIM, int CONSUMERS>
+template <typename T, typename Cached, int HEAD_DIM, int CONSUMERS>
 struct PrefillEpilogue {
   static constexpr int TILE_ROWS = GROUP_ROWS * CONSUMERS;
 
@@ -29,13 +30,14 @@ struct PrefillEpilogue {
   float* partial_out;
   float* partial_sums;
   unsigned* arrivals;
-  bool* merges;  // the group's, in shared memory
-  float scale_log2;
+  bool* merges;      // the group's, in shared memory
+  float scale_log2;  // of the scores of the tile in hand
   int consumer;
   int thread;
   int lane;
-  int lane_row0;   // in the tile; the other row is 8 further
-  const T* sinks;  // of all heads, with SINKS
+  int lane_row0;             // in the tile; the other row is 8 further
+  const T* sinks;            // of all heads, with SINKS
+  CacheScales cache_scales;  // of e4m3
   float inverses[2];
 
   // What makes weighted sums weighted means; 0 for rows that saw no key.
@@ -64,6 +66,11 @@ struct PrefillEpilogue {
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) inverses[h] = RowSoftmax::inverse(sums[h]);
+    if constexpr (IS_E4M3<Cached>) {
+      const float scale = cache_scales.value(tile.kv_head);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) inverses[h] *= scale;
+    }
   }
 
   // Four lanes share a row's eight columns; they exchange them, so that each writes all of every fourth

@@ -43,18 +43,19 @@ struct TileQueue {
 };
 
 // The barriers of the rings of keys and values and of the queue; by one thread, before the block meets.
+// `fillers`: warps that fill a tile of keys or values; `producers`: those that take tiles of queries.
 template <int CONSUMERS, int STAGES>
-__device__ __forceinline__ void init_barriers(Barrier* full_k, Barrier* full_v, Barrier* empty_k,
-                                              Barrier* empty_v, const TileQueue& queue) {
+__device__ __forceinline__ void init_barriers(int fillers, int producers, Barrier* full_k, Barrier* full_v,
+                                              Barrier* empty_k, Barrier* empty_v, const TileQueue& queue) {
   for (int i = 0; i < STAGES; ++i) {
-    barrier_init(&full_k[i], 1);
-    barrier_init(&full_v[i], 1);
+    barrier_init(&full_k[i], fillers);
+    barrier_init(&full_v[i], fillers);
     barrier_init(&empty_k[i], CONSUMERS * WARPS);
     barrier_init(&empty_v[i], CONSUMERS * WARPS);
   }
   for (int i = 0; i < SLOTS; ++i) {
     barrier_init(&queue.announced[i], 1);
-    barrier_init(&queue.freed[i], (CONSUMERS * WARPS + 2) * WARP_SIZE);
+    barrier_init(&queue.freed[i], (CONSUMERS * WARPS + producers) * WARP_SIZE);
   }
   barrier_init_done();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common.cuh"
+#include "generated/gates.cuh"
 #include "generated/sm90_product.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/sm90.cuh"
@@ -79,6 +80,18 @@ __device__ __forceinline__ void stmatrix_x4(void* row, const unsigned (&r)[4]) {
 __device__ __forceinline__ void silu_mul_into(float* gate, const float* up) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) gate[i] = silu_fast(gate[i]) * up[i];
+}
+
+// Sums of a thread, 4 * BLOCKS gates: each becomes its activation, which `gated` says, times its up.
+template <int BLOCKS>
+__device__ __forceinline__ void multiply_gates(float* gates, const float* ups, int gated) {
+  if (gated == GELU_GATE) {
+#pragma unroll
+    for (int i = 0; i < BLOCKS * 4; ++i) gates[i] = gelu_fast(gates[i]) * ups[i];
+  } else {
+#pragma unroll
+    for (int j = 0; j < BLOCKS; ++j) silu_mul_into(gates + j * 4, ups + j * 4);
+  }
 }
 
 // Four sums of a thread, two rows of a pair of columns, plus that pair of a bias.

@@ -4,6 +4,7 @@
 
 #include "attention.cuh"
 #include "generated/decode.cuh"
+#include "key_tile.cuh"
 #include "ptx/mma.cuh"
 
 constexpr float STALE_LOG2 = 8.0f;  // powers of 2 by which scores may pass what they are relative to
@@ -77,54 +78,61 @@ struct Merged {
 // are a left operand whose rows 8 to 15 are zeros: scores have a row a head, a column a key. Outputs have a
 // row an element and a column a head, so that there is room for 8 heads and no more. Rows of shared memory
 // are padded by 16 bytes, so that eight of them fill all banks.
-template <typename T, int HEAD_DIM>
+template <typename T, int HEAD_DIM, typename Cached = T>
 struct WarpAttention {
-  static constexpr int PITCH = HEAD_DIM + SEGMENT;
-  static constexpr int MERGE_PITCH = HEAD_DIM + 4;
-  static constexpr int TILE_ELEMENTS = WARP_KEYS * PITCH;
+  using Tile = KeyTile<T, Cached, HEAD_DIM>;
+  using Operand = typename Tile::Operand;
+  static constexpr int PITCH = Tile::PITCH;
+  static constexpr int MERGE_PITCH = HEAD_DIM + MERGE_PADDING;
+  static constexpr int STEPS = HEAD_DIM / 16;
+  // Rows 8 to 15 of queries are those of the next 16 elements instead of zeros: of every second product they
+  // are the ones whose scores count, and no registers have to be set to 0 before each.
+  static constexpr bool PAIRED = IS_E4M3<Cached>;
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
   static_assert(HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "head_dim must be a multiple of 16 and at most 256");
-  static_assert(2 * TILE_ELEMENTS * sizeof(T) >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
+  static_assert(IS_E4M3<Cached> || Tile::BYTES >= GROUP_ROWS * MERGE_PITCH * sizeof(float),
                 "a warp's output must fit into a tile of keys and values");
 
-  unsigned queries[HEAD_DIM / 16][2];
+  unsigned queries[STEPS + STEPS % 2][2];
   float outputs[HEAD_DIM / 16][4] = {};
   float maximum = MINUS_INFINITY;  // of head lane / 4, or somewhat less
   float sum = 0.0f;                // of head lane / 4, this lane's keys
 
   // tile_q [num_heads, PITCH] in shared memory.
-  __device__ __forceinline__ WarpAttention(const T* tile_q, int num_heads) {
+  __device__ __forceinline__ WarpAttention(const Operand* tile_q, int num_heads) {
     const int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const T* const from = tile_q + lane / 4 * PITCH + d * 16 + r * 8 + lane % 4 * 2;
+        const Operand* const from = tile_q + lane / 4 * PITCH + d * 16 + r * 8 + lane % 4 * 2;
         queries[d][r] = lane / 4 < num_heads ? *reinterpret_cast<const unsigned*>(from) : 0;
       }
     }
+    if constexpr (STEPS % 2 == 1) queries[STEPS][0] = queries[STEPS][1] = 0;
   }
 
-  // tile_k, tile_v [WARP_KEYS, PITCH] in shared memory, of the keys from `begin` on, of which those from
-  // oldest_key to key_end - 1 are seen; the values of others are finite. CAPPED scores s become
-  // cap_log2 * tanh(s).
+  // `tile` has the keys from `begin` on, of which those from oldest_key to key_end - 1 are seen; the values
+  // of others are finite. CAPPED scores s become cap_log2 * tanh(s).
   template <bool CAPPED>
-  __device__ __forceinline__ void add(const T* tile_k, const T* tile_v, int begin, int oldest_key,
-                                      int key_end, float scale_log2, float cap_log2) {
+  __device__ __forceinline__ void add(Tile tile, int begin, int oldest_key, int key_end, float scale_log2,
+                                      float cap_log2) {
     const int lane = threadIdx.x % WARP_SIZE;
     float scores[2][2][4] = {};  // keys 0 to 7 and 8 to 15, each in two sums
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
-      const unsigned a[4] = {queries[d][0], 0u, queries[d][1], 0u};
+      const unsigned (&even)[2] = queries[d / 2 * 2], (&odd)[2] = queries[d / 2 * 2 + 1];
+      const unsigned a[4] = {PAIRED ? even[0] : queries[d][0], PAIRED ? odd[0] : 0u,
+                             PAIRED ? even[1] : queries[d][1], PAIRED ? odd[1] : 0u};
       unsigned b[4];
-      ldmatrix_x4(b, tile_k + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
-      mma_m16n8k16<T>(scores[0][d % 2], a, {b[0], b[1]});
-      mma_m16n8k16<T>(scores[1][d % 2], a, {b[2], b[3]});
+      tile.load_keys(d, b);
+      mma_m16n8k16<Operand>(scores[0][d % 2], a, {b[0], b[1]});
+      mma_m16n8k16<Operand>(scores[1][d % 2], a, {b[2], b[3]});
     }
     float score[4];
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2]) * scale_log2;
+      score[s] = (scores[s / 2][0][s % 2] + scores[s / 2][1][s % 2 + (PAIRED ? 2 : 0)]) * scale_log2;
       if constexpr (CAPPED) score[s] = soft_capped(score[s], cap_log2);
     }
     if (begin < oldest_key || begin + WARP_KEYS > key_end) {
@@ -160,18 +168,19 @@ struct WarpAttention {
       sum += score[s];
     }
     // The scores' layout is that of a right operand with a row a key.
-    const unsigned weights[2] = {pack<T>(score[0], score[1]), pack<T>(score[2], score[3])};
+    const unsigned weights[2] = {pack<Operand>(score[0], score[1]), pack<Operand>(score[2], score[3])};
 #pragma unroll
     for (int d = 0; d < HEAD_DIM / 16; ++d) {
       unsigned a[4];
-      ldmatrix_x4_trans(a, tile_v + (lane % 8 + lane / 16 * 8) * PITCH + d * 16 + lane / 8 % 2 * 8);
-      mma_m16n8k16<T>(outputs[d], a, weights);
+      tile.load_values(d, a);
+      mma_m16n8k16<Operand>(outputs[d], a, weights);
     }
   }
 
-  // Leave the heads' outputs [num_heads, MERGE_PITCH], maxima and sums in shared memory and begin anew.
+  // Leave the heads' outputs [num_heads, MERGE_PITCH], times the values' scale, maxima and sums in shared
+  // memory and begin anew.
   __device__ __forceinline__ void finish(float* merged, float (&maxima)[GROUP_ROWS],
-                                         float (&sums)[GROUP_ROWS], int num_heads) {
+                                         float (&sums)[GROUP_ROWS], int num_heads, float value_scale) {
     const int lane = threadIdx.x % WARP_SIZE;
     sum += __shfl_xor_sync(FULL_WARP, sum, 1);
     sum += __shfl_xor_sync(FULL_WARP, sum, 2);
@@ -179,15 +188,7 @@ struct WarpAttention {
       maxima[lane / 4] = maximum;
       sums[lane / 4] = sum;
     }
-#pragma unroll
-    for (int d = 0; d < HEAD_DIM / 16; ++d) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int head = lane % 4 * 2 + e % 2;
-        if (head < num_heads) merged[head * MERGE_PITCH + d * 16 + e / 2 * 8 + lane / 4] = outputs[d][e];
-        outputs[d][e] = 0.0f;
-      }
-    }
+    Tile::template move_outputs<MERGE_PITCH>(merged, outputs, num_heads, value_scale);
     maximum = MINUS_INFINITY;
     sum = 0.0f;
   }

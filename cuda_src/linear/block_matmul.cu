@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   using Group = RowGroupOf<F>;
   Group* const groups = reinterpret_cast<Group*>(y + (WARPS - warp_of_thread()) * steps.vectors) +
                         warp_of_thread() * (steps.vectors / 4);
-  __shared__ uint4 zeros[4];
+  __shared__ __align__(64) uint4 zeros[4];
   constexpr bool IN_FIXED_POINT = V::RESIDENT && HAS_INTEGERS<F>;
 
   BlockProducer<V> producer(shared_memory, units, row, steps.count, x, codes, headers, num_rows, in_features,
@@ -46,19 +46,18 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   wait_for_earlier_kernels();
   if constexpr (V::RESIDENT) {
     prologue.load_row(x, y, steps);
-    if constexpr (IN_FIXED_POINT) fix_row<T, F::GROUPS, F::HIGH == 2>(y, gains, groups, steps.vectors);
+    if constexpr (IN_FIXED_POINT) fix_row<T, F>(y, groups, steps.vectors);
   } else {
     producer.fill_x();
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
-  typename ConsumerFor<V, IN_FIXED_POINT>::type consumer;
   if constexpr (IN_FIXED_POINT) {
     if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    consumer.begin(y, gains, groups, zeros);  // which need no gains any more
   } else {
     __syncwarp();  // y and gains are there for all lanes
   }
+  auto consumer = ConsumerFor<V, IN_FIXED_POINT>::make(shared_memory, y, groups, zeros);
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;

@@ -4,13 +4,11 @@
 #include "fp8_product.cuh"
 #include "generated/fp8_decode.cuh"
 
-// A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
-// Between the products of several rows one quantises, and must have room beside both: else blocks of the next
-// one meet on other multiprocessors and take twice as long. With BLOCKS registers do not suffice for that.
-template <int TOKENS, bool BLOCKS>
-constexpr int MIN_BLOCKS = TOKENS == 1 ? 2
-                           : BLOCKS    ? 1
-                                       : 3;
+// Registers for a block of the attention or of the quantising that run between products beside this one's,
+// except where sums of blocks need them all. Of products themselves one block has a multiprocessor's shared
+// memory: were there room for two, those of the next one could meet wherever attention leaves room first.
+template <int TOKENS, int UNITS, bool BLOCKS>
+constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], times the scales, + bias[n], + out[m, n] if `accumulate`;
 // if `gated`, g / (1 + exp(-g)) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that. Scales
@@ -30,7 +28,7 @@ constexpr int MIN_BLOCKS = TOKENS == 1 ? 2
 // Unit of work: as of `matmul_decode_kernel`; a warp's step is 128 of k, and 16 bytes of a row are what lane
 // t has as elements 2t, 2t+1, 2t+8, 2t+9 of four instructions.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool BLOCKS>
-__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, BLOCKS>)
+__global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
     fp8_decode_kernel(FP8_DECODE_PARAMS(T, Out)) {
   using V = Variant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -39,20 +37,22 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, BLOCKS>)
   const BlockUnits<UNITS> units(out_features, gated);
   const WarpSteps<V> steps(pairs);
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
-  float2* const partial = reinterpret_cast<float2*>(ring + STAGES * V::LOADS * THREADS);
-  uint4* const rows = reinterpret_cast<uint4*>(partial + WARPS * UNITS * PARTIAL_PAIRS<V>);
-  const int warp_vectors = V::RESIDENT ? steps.count * CODE_VECTORS : 0;
-  uint4* const y = rows + warp_of_thread() * warp_vectors;
+  unsigned char* const behind = shared_memory + STAGES * V::LOADS * THREADS * sizeof(uint4);
+  const RowPlaces<V> places(steps.count);
+  uint4* const y = reinterpret_cast<uint4*>(behind + warp_of_thread() * places.warp_bytes);
   float* const step_scales =
-      reinterpret_cast<float*>(rows + WARPS * warp_vectors) + warp_of_thread() * steps.count;
+      reinterpret_cast<float*>(behind + WARPS * places.warp_bytes) + warp_of_thread() * steps.count;
+  constexpr int PARTIAL_FLOATS = UNITS * PARTIAL_PAIRS<V> * 2;
+  const int warp_floats = V::RESIDENT ? places.warp_bytes / static_cast<int>(sizeof(float)) : PARTIAL_FLOATS;
+  float* const partial = reinterpret_cast<float*>(behind + (V::RESIDENT ? places.code_bytes : 0));
 
   DecodeProducer<V> producer(ring, units, steps.count, reinterpret_cast<const T*>(values),
                              reinterpret_cast<const T*>(weight), num_rows, pairs, gated);
   producer.fill_weights();
   float row_scale = 1.0f;
   if constexpr (V::RESIDENT) {
-    RowQuantizer<T, BLOCKS> quantizer(norm, reinterpret_cast<uint2*>(y), step_scales, sums_of_squares, maxima,
-                                      steps.count, in_features, eps, static_scale);
+    RowQuantizer<T, BLOCKS> quantizer(norm, y, step_scales, sums_of_squares, maxima, steps.count, in_features,
+                                      eps, static_scale);
     quantizer.load_gains();
     let_next_kernel_start();
     wait_for_earlier_kernels();
@@ -66,12 +66,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, BLOCKS>)
 
   Fp8Consumer<V, BLOCKS> consumer(units, x_scales, weight_scales, step_scales, row_scale, num_rows,
                                   in_features);
-  const NormPrologue<V> no_norm = {nullptr, nullptr, reinterpret_cast<float (&)[WARPS][TOKENS]>(*partial),
-                                   in_features, eps};
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
     const int tile_unit = units.begin + tile * units.a_tile;
-    typename fp8_epilogue<V>::type epilogue(units, bias, out, out_stride, num_rows, accumulate, gated);
+    typename fp8_epilogue<V>::type epilogue(units, bias, out, V::RESIDENT ? warp_floats : out_stride,
+                                            num_rows, accumulate, gated);
     epilogue.fetch(tile_unit);
 
     consumer.begin(tile_unit, gated);
@@ -83,8 +82,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, BLOCKS>)
     }
 
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
-    consumer.share_sums(reinterpret_cast<float*>(partial));
+    consumer.share_sums(partial + warp_of_thread() * warp_floats);
     __syncthreads();
-    epilogue.store(tile_unit, partial, no_norm);
+    epilogue.store(tile_unit, partial);
   }
 }

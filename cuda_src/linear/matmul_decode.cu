@@ -11,9 +11,10 @@ constexpr int MIN_BLOCKS = UNITS > 6     ? 1
                                          : 2;
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `gated`,
-// g / (1 + exp(-g)) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that. y is x, or with
-// `norm` x / sqrt(mean(x^2) + eps) * norm. In T with the range of a float, x * norm is rounded to T and the
-// sums are divided by the root, so that nothing waits for it; else y is rounded to T. Sums in float32.
+// silu(g) * u (SILU_GATE) or gelu(g) * u (GELU_GATE) with g = out[m, n] and u = out[m, n + out_features / 2]
+// of that. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm. In T with the range of a float, x * norm
+// is rounded to T and the sums are divided by the root, so that nothing waits for it; else y is rounded to T.
+// Sums in float32.
 //   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; weight
 //        [out_features, in_features] T; bias [out_features] T or null
 //   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float); `gated` takes no bias and
@@ -41,7 +42,8 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * V::LOADS * THREADS);
   uint4* const gains = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * WARP_SIZE) +
                        warp_of_thread() * steps.vectors;
-  uint4* const y = gains + WARPS * steps.vectors;  // this warp's vectors of the one resident row
+  // This warp's vectors of the one resident row.
+  uint4* const y = gains + (norm == nullptr ? 0 : WARPS * steps.vectors);
 
   DecodeProducer<V> producer(ring, units, steps.count, x, weight, num_rows, in_features, gated);
   const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};

@@ -9,6 +9,8 @@ constexpr int STEP = 2 * TILE_K;   // of k, in a stage
 constexpr int SCALE_BLOCK = STEP;  // rows and columns of a weight that share a scale
 static_assert(SCALES == SCALE_BLOCK, "a stage has one scale of x a row");
 
+constexpr int HELD = 4;  // steps of which the lanes of four hold the scales, one each
+
 // Scales of what a thread holds of a warp group's tile: two rows of x, and of the weight pairs of columns or,
 // with BLOCKS, the block that each half of the columns lies in.
 template <typename V, bool BLOCKS>
@@ -27,12 +29,82 @@ struct TileScales {
   __device__ __forceinline__ float of_block(int half, int step) const {
     return first[half] < end ? weight[first[half] / SCALE_BLOCK * steps + step] : 0.0f;
   }
-  // Of the pair of columns in which this thread's sums 4 j to 4 j + 3 are.
-  __device__ __forceinline__ float2 of_columns(int j) const {
-    constexpr int HALF_BLOCKS = V::HALF_N / 8;
-    const int row = first[j / HALF_BLOCKS] + j % HALF_BLOCKS * 8 + lane % 4 * 2;
-    return row < end ? *reinterpret_cast<const float2*>(weight + row) : make_float2(0.0f, 0.0f);
+  // Of all columns, those of this lane: every 32nd.
+  __device__ __forceinline__ void load_columns(float (&held)[V::WARPGROUP_N / WARP_SIZE]) const {
+#pragma unroll
+    for (int i = 0; i < V::WARPGROUP_N / WARP_SIZE; ++i) {
+      const int column = i * WARP_SIZE + lane;
+      const int row = column < V::HALF_N ? first[0] + column : first[1] + column - V::HALF_N;
+      held[i] = row < end ? weight[row] : 0.0f;
+    }
   }
+  // Of a column of those in which this thread's sums 4 j to 4 j + 3 are, of what lanes have loaded.
+  __device__ __forceinline__ float of_column(const float (&held)[V::WARPGROUP_N / WARP_SIZE], int j,
+                                             int i) const {
+    return __shfl_sync(FULL_WARP, held[j / 4], j % 4 * 8 + lane % 4 * 2 + i);
+  }
+};
+
+// With BLOCKS, the scales of HELD steps, and those of the next HELD on their way: a step is shorter than L2
+// takes to answer. Of a thread's two rows of x and of its two halves of the columns.
+template <typename V>
+class StepScales {
+ public:
+  __device__ __forceinline__ StepScales(const TileScales<V, true>& scales, int first_step, int num_steps)
+      : scales_(scales), first_step_(first_step), num_steps_(num_steps) {
+    load(0);
+  }
+
+  // products[i][j]: of row i and half j in this step; steps come in their order, all lanes of a warp
+  // together.
+  __device__ __forceinline__ void next(float (&products)[2][2], int step) {
+    const int place = step % HELD;
+    if (place == 0) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        held_of_rows_[i] = coming_of_rows_[i];
+        held_of_blocks_[i] = coming_of_blocks_[i];
+      }
+      load(step + HELD);
+    }
+    const int holder = scales_.lane - scales_.lane % HELD + place;
+    float of_rows[2], of_blocks[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      of_rows[i] = __shfl_sync(FULL_WARP, held_of_rows_[i], holder);
+      of_blocks[i] = __shfl_sync(FULL_WARP, held_of_blocks_[i], holder);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) products[i / 2][i % 2] = of_rows[i / 2] * of_blocks[i % 2];
+  }
+
+ private:
+  __device__ __forceinline__ void load(int first) {
+    const int step = first_step_ + min(first + scales_.lane % HELD, num_steps_ - 1);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      coming_of_rows_[i] = scales_.of_row(i, step);
+      coming_of_blocks_[i] = scales_.of_block(i, step);
+    }
+  }
+
+  const TileScales<V, true>& scales_;
+  const int first_step_, num_steps_;
+  float held_of_rows_[2], held_of_blocks_[2], coming_of_rows_[2], coming_of_blocks_[2];
+};
+
+// Nothing without BLOCKS.
+struct NoStepScales {
+  template <typename Scales>
+  __device__ __forceinline__ NoStepScales(const Scales&, int, int) {}
+};
+template <typename V, bool BLOCKS>
+struct step_scales_of {
+  using type = NoStepScales;
+};
+template <typename V>
+struct step_scales_of<V, true> {
+  using type = StepScales<V>;
 };
 
 // A warp group that multiplies: the tiles of `work` one after another, from the ring to their places.
@@ -83,22 +155,17 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
                                           out_features,
                                           lane};
 
-    // With BLOCKS the scales of a step come before its products where tiles are small, else while those of
-    // the step before run.
-    constexpr bool COME_EARLY = BLOCKS && WARPGROUPS_M == 2;
-    float next_of_rows[2], next_of_blocks[2];
-    const auto load_scales = [&](int step) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        next_of_rows[i] = scales.of_row(i, work.first_step + step);
-        next_of_blocks[i] = scales.of_block(i, work.first_step + step);
-      }
-    };
-    if constexpr (COME_EARLY) load_scales(0);
+    // Scales come while the products run: those of the weight from memory, not L2.
+    [[maybe_unused]] float of_rows[2], of_all_columns[WARPGROUP_N / WARP_SIZE];
+    if constexpr (!BLOCKS) {
+      of_rows[0] = scales.of_row(0, 0);
+      of_rows[1] = scales.of_row(1, 0);
+      scales.load_columns(of_all_columns);
+    }
+    typename step_scales_of<V, BLOCKS>::type of_steps(scales, work.first_step, work.num_steps);
     float sums[SUMS] = {};
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
-      if constexpr (BLOCKS && !COME_EARLY) load_scales(step);
       float parts[SUMS], of_parts[2][2];
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
@@ -109,11 +176,7 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
                                 weight_descriptor + offset + k * DESCRIPTOR_STEP_K, k > 0);
       }
       wgmma_commit();
-      if constexpr (BLOCKS) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) of_parts[i / 2][i % 2] = next_of_rows[i / 2] * next_of_blocks[i % 2];
-      }
-      if constexpr (COME_EARLY) load_scales(min(step + 1, work.num_steps - 1));
+      if constexpr (BLOCKS) of_steps.next(of_parts, step);
       wgmma_wait<0>();
       hold_registers(parts);
       release_stage<SHARING>(&empty[at.stage], lane);
@@ -127,15 +190,18 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
         }
       }
     }
+    // What is to be added comes while sums are scaled.
+    uint4 residual[Result<T, Out>::SEGMENTS];
+    if constexpr (V::THROUGH_SHARED) {
+      if (accumulate && splits == 1) result.load_chunk(residual, 0);
+    }
     if constexpr (!BLOCKS) {
-      const float of_rows[2] = {scales.of_row(0, 0), scales.of_row(1, 0)};
 #pragma unroll
       for (int j = 0; j < WARPGROUP_N / 8; ++j) {
-        const float2 of_columns = scales.of_columns(j);
+        const float of_columns[2] = {scales.of_column(of_all_columns, j, 0),
+                                     scales.of_column(of_all_columns, j, 1)};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          sums[j * 4 + i] *= of_rows[i / 2] * (i % 2 == 0 ? of_columns.x : of_columns.y);
-        }
+        for (int i = 0; i < 4; ++i) sums[j * 4 + i] *= of_rows[i / 2] * of_columns[i % 2];
       }
     }
 
@@ -150,10 +216,6 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
       }
     }
 
-    uint4 residual[Result<T, Out>::SEGMENTS];
-    if constexpr (V::THROUGH_SHARED) {
-      if (accumulate) result.load_chunk(residual, 0);
-    }
     if (silu_mul) {
 #pragma unroll
       for (int j = 0; j < V::HALF_N / 8; ++j) silu_mul_into(sums + j * 4, sums + (j + V::HALF_N / 8) * 4);

@@ -3,14 +3,15 @@
 
 #include "sm90_matmul.cuh"
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
-// out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Sums in float32, rounded once.
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `gated`,
+// out[m, i] = f(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I], f SiLU or GELU as
+// `gated` says (SILU_GATE, GELU_GATE). Sums in float32, rounded once.
 //   in:  x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; x_tail_map: the same in
 //        boxes of num_rows % TILE_M rows, for the last tile (rows beyond a matrix take longer to copy than
 //        others); weight_map: weight [out_features, in_features] T in boxes of WARPGROUP_N rows, of half as
-//        many if `silu_mul` or SHARING > 1, and 64 columns; bias [out_features] T or null
-//   out: out [num_rows, out_features, or half of it if `silu_mul`] T or float. A float out takes no bias,
-//        accumulate or silu_mul; it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no
+//        many if `gated` or SHARING > 1, and 64 columns; bias [out_features] T or null
+//   out: out [num_rows, out_features, or half of it if `gated`] T or float. A float out takes no bias,
+//        accumulate or gated; it, warp groups of more than SPLITTABLE_N columns and SHARING > 1 take no
 //        splits
 // Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8; all maps with
 // 128-byte swizzle.
@@ -30,9 +31,9 @@ __global__ void __launch_bounds__(384, 1) sm90_matmul_kernel(SM90_MATMUL_PARAMS(
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   const auto multiply = [&](const RingBlock<V>& block) {
     multiply_tiles<V>(block.work, shared_memory, block.full, block.empty, block.received, stages, block.split,
-                      splits, num_rows, out_features, bias, out, silu_mul ? out_features / 2 : out_features,
-                      accumulate, silu_mul);
+                      splits, num_rows, out_features, bias, out, gated ? out_features / 2 : out_features,
+                      accumulate, gated);
   };
   run_block<V>(shared_memory, x_map, x_tail_map, weight_map, ceil_div(in_features, TILE_K), num_rows,
-               out_features, splits, tiles_m_in_l2, stages, silu_mul, multiply);
+               out_features, splits, tiles_m_in_l2, stages, gated, multiply);
 }

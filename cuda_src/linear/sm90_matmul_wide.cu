@@ -3,12 +3,13 @@
 
 #include "sm90_wide.cuh"
 
-// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `silu_mul`,
-// out[m, i] = silu(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I]. Sums in float32, rounded once.
+// out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `gated`,
+// out[m, i] = f(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I], f SiLU or GELU as
+// `gated` says (SILU_GATE, GELU_GATE). Sums in float32, rounded once.
 //   in:  x_map: x [num_rows, in_features] T in boxes of TILE_M rows and 64 columns; weight_map: weight
 //        [out_features, in_features] T in boxes of TILE_N / 2 rows and 64 columns; bias [out_features] T or
 //        null
-//   out: out [num_rows, out_features, or half of it if `silu_mul`] T
+//   out: out [num_rows, out_features, or half of it if `gated`] T
 // Layout: row-major, 16-byte aligned; in_features and the columns of out multiples of 8; both maps with
 // 128-byte swizzle.
 // Grid: clusters of two blocks that walk over pairs of neighbouring rows of tiles (`tiles_m_in_l2` counts
@@ -61,8 +62,8 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(S
   // Half `half` of a tile, to both blocks.
   const auto copy_weight = [&](int2 tile, int step, int stage, int half) {
     T* const to = ring + stage * STAGE_ELEMENTS + X_ELEMENTS;
-    const int row = silu_mul ? tile.y * HALF_N : tile.y * TILE_N;
-    const int to_second = silu_mul ? out_features / 2 : HALF_N;
+    const int row = gated ? tile.y * HALF_N : tile.y * TILE_N;
+    const int to_second = gated ? out_features / 2 : HALF_N;
     copy_box_to_blocks<SHARING>(to + half * HALF_N * TILE_K, weight_map, row + half * to_second,
                                 step * TILE_K, &full[stage]);
   };
@@ -101,8 +102,8 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(S
       at.advance(stages);
     }
 
-    const int out_columns = silu_mul ? out_features / 2 : out_features;
-    const int tile_columns = silu_mul ? HALF_N : TILE_N;
+    const int out_columns = gated ? out_features / 2 : out_features;
+    const int tile_columns = gated ? HALF_N : TILE_N;
     const int row0 = tile.x * TILE_M + warp * WARP_ROWS;
     const int column0 = tile.y * tile_columns;
     WarpTile<T, T, CHUNK_COLUMNS> result = {bias == nullptr ? nullptr : bias + column0,
@@ -123,10 +124,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(S
       cluster_arrive();
     }
 
-    if (silu_mul) {
-#pragma unroll
-      for (int j = 0; j < HALF_BLOCKS; ++j) silu_mul_into(sums + j * 4, sums + (j + HALF_BLOCKS) * 4);
-    }
+    if (gated) multiply_gates<HALF_BLOCKS>(sums, sums + HALF_BLOCKS * 4, gated);
 #pragma unroll
     for (int first = 0; first < TILE_N; first += CHUNK_COLUMNS) {
       if (first >= result.columns) break;

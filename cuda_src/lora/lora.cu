@@ -1,4 +1,5 @@
-// Low-rank adapters of several models beside one product: see engine/formats/lora.py.
+// Low-rank adapters of several models beside one product: see engine/formats/lora.py. Groups of rows, and products
+// of elements that products.cu does not take.
 
 #include "common.cuh"
 #include "generated/lora.cuh"
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(LORA_SLOTS) group_rows_kernel(GROUP_ROWS_PARAM
 // Unit of work: a tile by LORA_RANKS ranks of a part; a warp LORA_WARP_RANKS of them. The order of a row's
 // sums depends on the width alone.
 template <typename T>
-__global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE) lora_shrink_kernel(LORA_SHRINK_PARAMS(T)) {
+__global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE) lora_shrink_any_kernel(LORA_SHRINK_ANY_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   static_assert(LORA_RANKS == LORA_SHRINK_WARPS * LORA_WARP_RANKS, "the warps share a block's ranks");
   static_assert(LORA_ROWS <= WARP_SIZE, "a lane knows each row of a tile");
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE) lora_shrink_kern
 // Grid: tiles, blocks of LORA_FEATURES features. Block: LORA_FEATURES threads. Shared memory: none dynamic.
 // Unit of work: a thread a feature of all rows of a tile; LORA_STAGE ranks at a time are in shared memory.
 template <typename T>
-__global__ void __launch_bounds__(LORA_FEATURES) lora_expand_kernel(LORA_EXPAND_PARAMS(T)) {
+__global__ void __launch_bounds__(LORA_FEATURES) lora_expand_any_kernel(LORA_EXPAND_ANY_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   static_assert(LORA_STAGE % CHUNK == 0, "a stage is whole chunks");
   __shared__ float staged[LORA_ROWS][LORA_PARTS][LORA_STAGE];

@@ -1,105 +1,6 @@
 // The choice of each token's experts, and the order of (token, expert) pairs by expert.
 
-#include "common.cuh"
-#include "generated/route.cuh"
-
-constexpr int NO_EXPERT = 0x7fffffff;
-
-// One token's scores, those of experts lane, lane + 32, ... in a lane each.
-template <int PER_LANE>
-struct Scores {
-  float values[PER_LANE];
-  unsigned taken = 0;  // bit i: values[i] is out of the choice
-  int lane;
-
-  __device__ __forceinline__ Scores(int lane, int num_experts) : lane(lane) {
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      values[i] = -FLOAT_INFINITY;
-      if (i * WARP_SIZE + lane >= num_experts) taken |= 1u << i;
-    }
-  }
-
-  // The largest value, of equal ones that of the lowest expert; all lanes get both.
-  __device__ __forceinline__ float largest(int& expert) const {
-    float best = -FLOAT_INFINITY;
-    expert = NO_EXPERT;
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      const bool first = expert == NO_EXPERT;
-      if ((taken >> i & 1) == 0 && (first || values[i] > best)) {
-        best = values[i];
-        expert = i * WARP_SIZE + lane;
-      }
-    }
-#pragma unroll
-    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) {
-      const float other = __shfl_xor_sync(FULL_WARP, best, distance);
-      const int other_expert = __shfl_xor_sync(FULL_WARP, expert, distance);
-      if (other_expert != NO_EXPERT &&
-          (expert == NO_EXPERT || other > best || (other == best && other_expert < expert))) {
-        best = other;
-        expert = other_expert;
-      }
-    }
-    return best;
-  }
-
-  __device__ __forceinline__ void take(int expert) {
-    if (expert % WARP_SIZE == lane) taken |= 1u << expert / WARP_SIZE;
-  }
-};
-
-// Leave only the experts of the `chosen` groups of which the two largest scores have the largest sums. `row`:
-// shared memory of a float for each expert.
-template <int PER_LANE>
-__device__ __forceinline__ void keep_groups(Scores<PER_LANE>& scores, float* row, int num_experts, int groups,
-                                            int chosen) {
-  const int lane = scores.lane;
-  const int size = num_experts / groups;
-#pragma unroll
-  for (int i = 0; i < PER_LANE; ++i) {
-    const int expert = i * WARP_SIZE + lane;
-    if (expert < num_experts) row[expert] = scores.values[i];
-  }
-  __syncwarp();
-  Scores<1> sums(lane, groups);
-  if (lane < groups) {
-    float first = -FLOAT_INFINITY, second = -FLOAT_INFINITY;
-    for (int i = 0; i < size; ++i) {
-      const float value = row[lane * size + i];
-      second = fmaxf(second, fminf(value, first));
-      first = fmaxf(first, value);
-    }
-    sums.values[0] = first + second;
-  }
-  unsigned kept = 0;
-  for (int i = 0; i < chosen; ++i) {
-    int group;
-    sums.largest(group);
-    sums.take(group);
-    kept |= 1u << group;
-  }
-#pragma unroll
-  for (int i = 0; i < PER_LANE; ++i) {
-    const int expert = i * WARP_SIZE + lane;
-    if (expert < num_experts && (kept >> expert / size & 1) == 0) scores.taken |= 1u << i;
-  }
-}
-
-// The weight of the largest logit that is left, by the softmax over those near it.
-template <int PER_LANE>
-__device__ __forceinline__ float sparsemixer_weight(const Scores<PER_LANE>& logits, float largest,
-                                                    float jitter) {
-  float total = 0.0f;
-#pragma unroll
-  for (int i = 0; i < PER_LANE; ++i) {
-    const float value = logits.values[i];
-    const float below = (largest - value) / fmaxf(fabsf(value), largest);
-    if ((logits.taken >> i & 1) == 0 && !(below > 2.0f * jitter)) total += expf(value - largest);
-  }
-  return 1.0f / warp_sum(total);
-}
+#include "expert_choice.cuh"
 
 // experts[t, i] and weights[t, i] = the choice for token t, see Routing in engine/ops/moe_interface.py.
 //   in:  logits [num_tokens, num_experts] float; bias [num_experts] T or null; correction [num_experts] float
@@ -111,7 +12,6 @@ __device__ __forceinline__ float sparsemixer_weight(const Scores<PER_LANE>& logi
 template <typename T, int PER_LANE>
 __global__ void __launch_bounds__(ROUTE_WARPS* WARP_SIZE) route_kernel(ROUTE_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  static_assert(PER_LANE <= 16, "a lane's experts are the bits of a word");
   __shared__ float rows[ROUTE_WARPS][PER_LANE * WARP_SIZE];
   let_next_kernel_start();
   wait_for_earlier_kernels();
@@ -120,77 +20,18 @@ __global__ void __launch_bounds__(ROUTE_WARPS* WARP_SIZE) route_kernel(ROUTE_PAR
   const int token = blockIdx.x * ROUTE_WARPS + warp;
   if (token >= num_tokens) return;
 
-  // The score that weighs an expert.
-  auto weighing = [&](int expert) {
-    float value = load_updated(logits + static_cast<long long>(token) * num_experts + expert);
-    if (bias != nullptr) value += to_float(bias[expert]);
-    if (value != value) value = -FLOAT_INFINITY;
-    return kind == ROUTE_SIGMOID ? 1.0f / (1.0f + expf(-value)) : value;
+  auto logit = [&](int expert) {
+    const float value = load_updated(logits + static_cast<long long>(token) * num_experts + expert);
+    return bias == nullptr ? value : value + to_float(bias[expert]);
   };
-  Scores<PER_LANE> scores(lane, num_experts);
-#pragma unroll
-  for (int i = 0; i < PER_LANE; ++i) {
-    const int expert = i * WARP_SIZE + lane;
-    if (expert >= num_experts) continue;
-    scores.values[i] = weighing(expert) + (correction == nullptr ? 0.0f : correction[expert]);
-  }
-  // With a correction, softmax chooses by its shares: exp(logit - peak) / sum.
-  const bool by_shares = kind == ROUTE_SOFTMAX && correction != nullptr;
-  float peak = -FLOAT_INFINITY, sum = 0.0f;
-  if (by_shares) {
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      const int expert = i * WARP_SIZE + lane;
-      if (expert < num_experts) peak = fmaxf(peak, weighing(expert));
-    }
-    peak = warp_max(peak);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      const int expert = i * WARP_SIZE + lane;
-      scores.values[i] = expert < num_experts ? expf(weighing(expert) - peak) : 0.0f;
-      sum += scores.values[i];
-    }
-    sum = warp_sum(sum);
-#pragma unroll
-    for (int i = 0; i < PER_LANE; ++i) {
-      const int expert = i * WARP_SIZE + lane;
-      scores.values[i] = scores.values[i] / sum + (expert < num_experts ? correction[expert] : 0.0f);
-    }
-  }
-  if (chosen_groups < groups) keep_groups(scores, rows[warp], num_experts, groups, chosen_groups);
-
-  int chosen = 0;
-  float weight = 0.0f, first = 0.0f;
-#pragma unroll 1
-  for (int i = 0; i < top_k; ++i) {
-    int expert;
-    const float largest = scores.largest(expert);
-    const float value = kind == ROUTE_SPARSEMIXER ? sparsemixer_weight(scores, largest, jitter) : largest;
-    scores.take(expert);
-    if (i == 0) first = largest;
-    if (lane == i) {
-      chosen = expert;
-      weight = value;
-    }
-  }
-  const bool has_expert = lane < top_k;
-  if (kind == ROUTE_SIGMOID && has_expert) weight = weighing(chosen);
-  if (by_shares) {
-    weight = has_expert ? expf(weighing(chosen) - peak) / sum : 0.0f;
-  } else if (kind == ROUTE_SOFTMAX || kind == ROUTE_SOFTMAX_OF_CHOSEN) {
-    weight = has_expert ? expf(weight - first) : 0.0f;
-    float total = weight;
-    if (kind == ROUTE_SOFTMAX) {
-      total = 0.0f;
-#pragma unroll
-      for (int i = 0; i < PER_LANE; ++i) total += expf(scores.values[i] - first);  // 0 beyond the experts
-    }
-    weight /= warp_sum(total);
-  }
-  if (normalised) weight /= warp_sum(has_expert ? weight : 0.0f) + 1e-20f;
-  if (has_expert) {
+  const ExpertChoice choice = {correction, num_experts,   top_k, kind,  normalised,
+                               groups,     chosen_groups, scale, jitter};
+  int chosen;
+  float weight;
+  choice.choose<PER_LANE>(logit, rows[warp], chosen, weight);
+  if (lane < top_k) {
     experts[token * top_k + lane] = chosen;
-    weights[token * top_k + lane] = weight * scale;
+    weights[token * top_k + lane] = weight;
   }
 }
 

@@ -17,22 +17,25 @@ from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE_MAX,
     ALL_REDUCE_NORM,
     ALL_REDUCE_PARTS,
-    BOX_BYTES,
     BROADCAST,
     GATHER_COLUMNS,
     MAX_BLOCKS,
-    MOST_AT_ONCE,
+    MOST_BOXED,
     AllReduceMaxParams,
     AllReduceNormParams,
     AllReduceParams,
     AllReducePartsParams,
     Board,
     BroadcastParams,
+    Form,
     GatherColumnsParams,
+    box_bytes,
     instantiations,
     launch_own_ids,
     meeting_config,
+    most_at_once,
     norm_config,
+    packets_fit,
 )
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
 from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
@@ -59,8 +62,8 @@ class CudaCollectives(Collectives):
         super().__init__(index, group.rendezvous)
         self.starting, self.patience = True, STEP_PATIENCE
         self._group, self._device = group, device
-        self._box = empty((BOX_BYTES,), uint8, device)
-        device.fill_bytes(self._box.pointer, 0, BOX_BYTES)
+        self._box = empty((box_bytes(self.size),), uint8, device)
+        device.fill_bytes(self._box.pointer, 0, self._box.nbytes)
         device.synchronize()
         self._board = device.pinned(len(Board) * uint32.itemsize)
         board = self._board.array.view(np.uint32)
@@ -71,6 +74,7 @@ class CudaCollectives(Collectives):
             if other is not None and other is not device:
                 device.see_memory_of(other)
         # Of which each finds a multiprocessor, on the smallest of the devices.
+        self._most_at_once = most_at_once(self.size)
         self._most_blocks = min(MAX_BLOCKS, *(other.multiprocessors for other in group.devices if other is not None))
         self._boxes = from_numpy(np.array([*group.boxes, board.ctypes.data], uint64), device)
         self.wait_for_all()
@@ -90,7 +94,7 @@ class CudaCollectives(Collectives):
         self._all_reduce(x, None)
 
     def all_reduce_add(self, x: Tensor, residual: Tensor) -> bool:
-        if x.size > MOST_AT_ONCE:
+        if x.size > self._most_at_once:
             return False
         self._all_reduce(x, residual)
         return True
@@ -98,19 +102,21 @@ class CudaCollectives(Collectives):
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
         rows, hidden = x.shape
         config = norm_config(rows, hidden, self._most_blocks)
-        boxed = x.size <= MOST_AT_ONCE
-        # Beyond, two shots move less between more than two ranks.
-        if config is None or not (boxed or self.size == 2) or not aligned(16, x, residual, weight, out):
+        # Beyond boxes two shots move less between more than two ranks.
+        form = Form.BOXED if x.size <= MOST_BOXED else Form.DIRECT if self.size == 2 else None
+        if rows <= self._most_blocks and packets_fit(rows, hidden, x.dtype.itemsize, self.size):
+            form = Form.PACKETS
+        if config is None or form is None or not aligned(16, x, residual, weight, out):
             return False
         params = AllReduceNormParams(
             x, residual, weight, out, self._boxes, rows, hidden, eps, self.index, self.size, self._patience
         )
-        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype), "true" if boxed else "false"), config, params)
+        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype), str(int(form))), config, params)
         return True
 
     def _all_reduce(self, x: Tensor, residual: Tensor | None) -> None:
         dtype = cuda_type(x.dtype)
-        if x.size <= MOST_AT_ONCE:
+        if x.size <= self._most_at_once:
             config = meeting_config(x.size, CHUNK)
             adds = "false" if residual is None else "true"
             params = AllReduceParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)

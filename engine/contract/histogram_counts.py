@@ -6,6 +6,8 @@ from bisect import bisect_left
 
 import numpy as np
 
+FEW_VALUES = 16  # that are sooner counted one by one
+
 
 class Histogram:
     """Counts of values by bucket; a value belongs to the first bound that is not below it."""
@@ -32,7 +34,9 @@ class Histogram:
         self.total += value
 
     def observe_many(self, values: list[float]) -> None:
-        if not values:
+        if len(values) <= FEW_VALUES:
+            for value in values:
+                self.observe(value)
             return
         array = np.array(values, np.float64)
         self._counts += np.bincount(np.searchsorted(self._bounds_array, array), minlength=len(self._counts))

@@ -30,7 +30,10 @@ from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tessera.engine.speculation.draft_keys import DraftKeys
 
-MAX_STORED_AHEAD = 512  # blocks of the device that can be had without waiting for a copy of their contents
+MAX_STORED_AHEAD = 1024  # blocks of the device that can be had without waiting for a copy of their contents
+STORED_SHARE = 2  # of the device's blocks at most one in so many
+DOUBLE_SHARE = 8  # of the slots of host memory at most one in so many, as what is stored ahead is in both
+STORED_AT_ONCE = 128  # blocks, for half a millisecond of calls of the driver
 
 
 class BlockManager:
@@ -67,7 +70,9 @@ class BlockManager:
         self._by_digest: dict[bytes, PublishedBlock] = {}
         self._digest = digest
         self._report = report
-        self._num_ahead = min(MAX_STORED_AHEAD, num_blocks // 8)
+        num_slots = tiers.pool.num_slots if tiers is not None else 0
+        self._num_ahead = min(MAX_STORED_AHEAD, num_blocks // STORED_SHARE, num_slots // DOUBLE_SHARE)
+        self._is_behind = False  # more is to be stored ahead
         self._num_taken = 0  # since blocks were stored ahead
 
     @property
@@ -266,13 +271,22 @@ class BlockManager:
 
     def store_ahead(self) -> None:
         """Copy what is evicted next, so that what evicts it need not wait; ideally while a step runs."""
-        if self.tiers is None or self._num_taken * 16 < self._num_ahead:
+        if self.tiers is None or not (self._is_behind or self._num_taken * 16 >= self._num_ahead):
             return
-        self._num_taken = 0
+        self._num_taken, self._is_behind = 0, False
+        num_stored = 0
         for block in islice(self.cached_blocks, max(self._num_ahead - len(self.free_blocks), 0)):
             published = self.published[block]
             assert published is not None, "what is cached is published"
+            if published.slot != NOWHERE:
+                continue
+            if num_stored == STORED_AT_ONCE:
+                self._is_behind = True
+                break
             self.tiers.store(published, block)
+            if published.slot == NOWHERE:
+                break  # host memory is in use
+            num_stored += 1
         self.tiers.submit()
 
     def _find_offloaded(self, sequence: Sequence) -> list[PublishedBlock]:

@@ -306,12 +306,14 @@ class EngineCore:
         outputs = self._take_refusals()
         if step is None and in_flight:
             self._finish_step(outputs)
-            step = self.schedule()
+            step = self.schedule(is_awaited=True)
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
             self.scheduler.index_prefixes()
             self.block_manager.store_ahead()
+            if self._tiers is not None and self.scheduler.loading:
+                self._tiers.go_on(beside_prompts=not step.is_decode)
         if len(in_flight) > 1:
             self._finish_step(outputs)
         if step is not None:
@@ -369,9 +371,13 @@ class EngineCore:
         rows, words = zip(*masks, strict=True)
         return TokenMask(np.array(rows, np.int32), np.stack(words))
 
-    def schedule(self) -> ScheduledStep | None:
-        """Decide the next step and count its tokens as computed; None if there is nothing to compute yet."""
-        self._publish()
+    def schedule(self, *, is_awaited: bool = False) -> ScheduledStep | None:
+        """Decide the next step and count its tokens as computed; None if there is nothing to compute yet.
+
+        Where the device waits for it, blocks that no waiting sequence may share are published later.
+        """
+        if not is_awaited or self.scheduler.waiting:
+            self._publish()
         now = self._clock()
         for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
             self._constrain(sequence, now)
@@ -404,11 +410,8 @@ class EngineCore:
         self._unpublished.append(step)
         keep_prompt_logprobs(step.prompt_rows, result.prompt_logprobs)
         emitted = self._append_tokens(step.sampled, token_ids, result.logprobs or repeat(None), {}, outputs, now)
-        for sequences, rows in step.accepted_rows(num_accepted):
-            chosen = [token_ids[row] for row in rows]
-            logprobs = [result.logprobs[row] for row in rows] if result.logprobs is not None else repeat(None)
-            self._fail_rows_without_token(sequences, chosen, outputs, now)
-            self._append_tokens(sequences, chosen, logprobs, emitted, outputs, now)
+        if num_accepted:
+            self._append_accepted(step, token_ids, result.logprobs, num_accepted, emitted, outputs, now)
         self.num_steps += 1
 
     def _settle_drafts(self, step: ScheduledStep, token_ids: list[int]) -> dict[int, int]:
@@ -421,7 +424,54 @@ class EngineCore:
                 self._speculator.note_verified(sequence.drafting, draft, count)
             self.scheduler.give_back(sequence, len(draft.rows) - count)
             sequence.draft = []
+        if step.verified:
+            step.filled = [(each, min(count, each.num_computed_tokens)) for each, count in step.filled]
         return num_accepted
+
+    def _append_accepted(
+        self,
+        step: ScheduledStep,
+        token_ids: list[int],
+        all_logprobs: list[TokenLogprobs | None] | None,
+        num_accepted: dict[int, int],
+        emitted: dict[Sequence, RequestOutput],
+        outputs: Outputs,
+        now: float,
+    ) -> None:
+        """Append the tokens behind accepted draft tokens to the outputs that were `emitted` for the tokens in front."""
+        if any(step.sampled[draft.index].constraint is not None for draft in step.verified):
+            for sequences, rows in step.accepted_rows(num_accepted):  # constraints advance together
+                chosen = [token_ids[row] for row in rows]
+                logprobs = [all_logprobs[row] for row in rows] if all_logprobs is not None else repeat(None)
+                self._fail_rows_without_token(sequences, chosen, outputs, now)
+                self._append_tokens(sequences, chosen, logprobs, emitted, outputs, now)
+            return
+        num_tokens = 0
+        for draft in step.verified:
+            sequence = step.sampled[draft.index]
+            for row in draft.rows[: num_accepted[draft.index]]:
+                if sequence.is_finished:
+                    break
+                token_id = token_ids[row]
+                if token_id < 0:
+                    self._fail_rows_without_token([sequence], [token_id], outputs, now)
+                    break
+                num_tokens += 1
+                finish_reason = sequence.append(token_id)
+                output = emitted[sequence]
+                output.token_ids.append(token_id)
+                if (
+                    output.logprobs is not None
+                    and all_logprobs is not None
+                    and (found := all_logprobs[row]) is not None
+                ):
+                    output.logprobs.append(found)
+                if finish_reason is not None:
+                    output.finish_reason = finish_reason
+                    output.stop_token_id = token_id if finish_reason == "stop" else None
+                    output.decode_time = now - (sequence.first_token_time or now)
+                    self._finish(sequence, finish_reason, now)
+        self.metrics.record_tokens(num_tokens, [0.0] * num_tokens)  # they came with the ones in front
 
     def _append_tokens(
         self,

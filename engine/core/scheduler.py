@@ -163,6 +163,7 @@ class Scheduler:
         is_shared = self.accounts.is_shared
         self._recomputed_rows = self.max_num_seqs
         self._draft_room = self._max_drafts
+        self._share_draft_room()
         if is_shared:
             self._make_way(preempted)
         if is_shared or self._was_shared:
@@ -455,7 +456,7 @@ class Scheduler:
         """Let sequences run whose blocks have come."""
         tiers = self.block_manager.tiers
         assert tiers is not None
-        tiers.poll()
+        tiers.poll(before_step=bool(self.running))
         for sequence in [each for each in self.loading if each.load is not None and each.load.is_done]:
             first = self.block_manager.finish_load(sequence)
             self.loading.remove(sequence)
@@ -473,6 +474,17 @@ class Scheduler:
             self._loaded.remove(sequence)
             _note_start(sequence, now)
         return started
+
+    def _share_draft_room(self) -> None:
+        """Where drafts are more than a step takes, cut the longest: the first tokens of each are the likeliest."""
+        lengths = [len(sequence.draft) for sequence in self.running if sequence.draft]
+        if sum(lengths) <= self._max_drafts:
+            return
+        longest = max(lengths)
+        while longest > 1 and sum([min(length, longest) for length in lengths]) > self._max_drafts:
+            longest -= 1
+        for sequence in self.running:
+            del sequence.draft[longest:]
 
     def _limit_draft(self, sequence: Sequence, budget: int) -> int:
         """Cut a draft to the budget, and to blocks that are spare; -> its number of tokens."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import RowFlag
-from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
+from tessera.engine.contract.sampling_row import SAMPLING_ROW, SamplingRows, row_values
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import (
@@ -23,7 +23,8 @@ from tessera.engine.core.step_batch import (
     draft_reference,
 )
 from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
-from tessera.engine.speculation.model_drafts import ON_DEVICE
+from tessera.engine.speculation.draft_layout import Rounds, find_layout
+from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
 
 
@@ -97,8 +98,6 @@ class SlotTable:
     ) -> None:
         """`draft_limits`: of a draft model, whose `draft_keys` are known."""
         self._batch_invariant = batch_invariant
-        self._draft_keys = draft_keys
-        self._draft_limits = draft_limits
         self._num_slots = num_slots
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
@@ -110,6 +109,10 @@ class SlotTable:
         self._has_rope_rows = False  # any but 0, until now
         self._adapter_slots = np.full(num_slots, -1, np.int32)
         self._has_adapters = False  # any, until now
+        self._drafter_steps: DrafterSteps | None = None
+        if draft_keys is not None and draft_limits is not None:
+            arrays = SlotArrays(self._block_tables, self._rows, self._numbers)
+            self._drafter_steps = DrafterSteps(draft_keys, draft_limits, arrays, block_size)
         self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
     def assign_slot(self, sequence: Sequence) -> None:
@@ -136,7 +139,7 @@ class SlotTable:
 
     def note_rejected(self, sequence: Sequence) -> None:
         """Draft tokens of the sequence were rejected: what penalties count must be made anew."""
-        if sequence.params.flags & RowFlag.PENALIZED:
+        if self._rows["flags"][sequence.slot] & RowFlag.PENALIZED:
             self._stale.append(sequence)
 
     def release_slot(self, sequence: Sequence) -> None:
@@ -162,78 +165,20 @@ class SlotTable:
             [-1 - sequence.slot if sequence.num_pending_tokens else sequence.token_ids[-1] for sequence in sequences],
             np.int32,
         )
-        if not admitted and max(num_scheduled) == 1 and (num_tokens == starts + 1).all():
-            step = self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+        if not admitted and (num_tokens == starts + 1).all():
+            drafts = [len(sequence.draft) for sequence in sequences]
+            if any(drafts):
+                step = self._gather_verified(sequences, num_scheduled, drafts, slots, starts, newest)
+            else:
+                step = self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
         else:
             step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
             step.admitted = admitted
             step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
-        if self._draft_keys is not None and self._draft_limits is not None:
-            self._gather_drafting(step, self._draft_keys, self._draft_limits)
+        if self._drafter_steps is not None:
+            batch = step.batch
+            batch.drafting, step.reads_texts = self._drafter_steps.gather(sequences, batch.table_updates)
         return self._renew_stale(step)
-
-    def _gather_drafting(self, step: ScheduledStep, keys: DraftKeys, limits: DraftLimits) -> None:
-        """The draft model's steps before this one: the first reads what it has not read of the texts."""
-        readers = [sequence for sequence in step.sequences if sequence.num_drafter_chunk]
-        if not readers:
-            return
-        samples = np.array([_drafts_on_device(sequence) for sequence in readers], bool)
-        drafting = [readers[index] for index in np.flatnonzero(samples).tolist()]
-        counts = np.array([sequence.num_drafter_chunk for sequence in readers], np.int32)
-        starts = np.array([sequence.num_drafter_tokens for sequence in readers], np.int32)
-        stops = np.cumsum(counts, dtype=np.int32)
-        positions = np.arange(stops[-1], dtype=np.int32) + np.repeat(starts - (stops - counts), counts)
-        input_ids = array("i")
-        for sequence in readers:
-            first = sequence.num_drafter_tokens
-            stop = first + sequence.num_drafter_chunk
-            input_ids += sequence.token_ids[first:stop]
-            keys.note_computed(sequence.block_table, first, stop)
-            sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
-        if not limits.rereads:
-            for sequence in drafting:
-                sequence.num_drafter_tokens += len(sequence.draft) - 1
-        batch = self._draft_step(limits, readers, counts, positions, np.frombuffer(input_ids, np.int32), samples)
-        batch.table_updates = step.batch.table_updates
-        steps = [batch]
-        for number in range(1, max([len(sequence.draft) for sequence in drafting], default=0)):
-            longer = [sequence for sequence in drafting if len(sequence.draft) > number]
-            ones = np.ones(len(longer), np.int32)
-            positions = np.array([sequence.num_tokens + number - 1 for sequence in longer], np.int32)
-            newest = np.array([-1 - sequence.slot for sequence in longer], np.int32)
-            steps.append(self._draft_step(limits, longer, ones, positions, newest, ones.astype(bool)))
-        step.batch.drafting = tuple(steps)
-        step.reads_texts = bool((counts > limits.caught_up).any())
-
-    def _draft_step(
-        self,
-        limits: DraftLimits,
-        sequences: list[Sequence],
-        counts: Int32Array,
-        positions: Int32Array,
-        input_ids: Int32Array,
-        samples: np.ndarray[Any, np.dtype[np.bool_]],
-    ) -> StepBatch:
-        """One of the draft model: consecutive tokens of each sequence, of which those that `samples` says are sampled
-        as their step will, without adjustments."""
-        slots = np.array([sequence.slot for sequence in sequences], np.int32)
-        cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        last = cu_seqlens_q[1:] - 1
-        positions = positions - np.int32(limits.shift)
-        context_lens = positions[last] + 1
-        blocks = self._block_tables[np.repeat(slots, counts), positions // self._block_size]
-        rows = [first_row(limits.short_rope_len, sequence.max_num_tokens) for sequence in sequences]
-        return StepBatch(
-            input_ids=input_ids,
-            positions=positions + np.repeat(np.array(rows, np.int32), counts),
-            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
-            table_rows=slots,
-            cu_seqlens_q=cu_seqlens_q,
-            context_lens=context_lens,
-            logits_indices=last[samples],
-            sampling=self._gather_sampling(slots[samples], context_lens[samples] + limits.shift),
-        )
 
     def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
         if self._stale:
@@ -281,7 +226,7 @@ class SlotTable:
             input_ids[cu_seqlens_q[row] : cu_seqlens_q[row + 1]] = chunk
 
         sampled = [sequences[row] for row in sampled_rows.tolist()]
-        rounds = _Rounds(num_drafts[sampled_rows] if num_drafts.ndim else np.zeros(len(sampled), np.int32))
+        rounds = Rounds(num_drafts[sampled_rows] if num_drafts.ndim else np.zeros(len(sampled), np.int32))
         of_rows = sampled_rows[rounds.order] if rounds.sizes else sampled_rows
         sampling = self._gather_sampling(slots[of_rows], (context_lens - num_drafts)[of_rows] + rounds.depths)
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
@@ -326,12 +271,12 @@ class SlotTable:
             filled=filled,
             constrained=[(row, sampled[rounds.order[row]], int(rounds.depths[row])) for row in constrained_rows],
             prompt_rows=askers,
-            verified=rounds.drafts(sampled),
+            verified=_verified(rounds, sampled),
         )
 
     def _draft_ids(self, sequence: Sequence) -> list[int]:
         draft, slot = sequence.draft, sequence.slot
-        if not _drafts_on_device(sequence):
+        if not is_on_device(draft):
             return draft
         return [draft_reference(number, slot, self._num_slots) for number in range(len(draft))]
 
@@ -389,6 +334,52 @@ class SlotTable:
             constrained=[(row, sequences[row], 0) for row in constrained_rows],
         )
 
+    def _gather_verified(
+        self,
+        sequences: list[Sequence],
+        counts: list[int],
+        num_drafts: list[int],
+        slots: Int32Array,
+        starts: Int32Array,
+        newest: Int32Array,
+    ) -> ScheduledStep:
+        """A token and a draft, if any, of each sequence, all sampled. The device waits for this step, so what depends
+        on the drafts' lengths alone is looked up."""
+        layout = find_layout(tuple(num_drafts))
+        rows, rounds, order = layout.rows, layout.rounds, layout.rounds.order
+        context_lens = starts + layout.counts
+        positions = starts.take(rows) + layout.offsets
+        blocks = self._block_tables[slots.take(rows), positions // self._block_size]
+        input_ids = np.empty(len(positions), np.int32)
+        input_ids[layout.cu_seqlens_q[:-1]] = newest
+        input_ids[layout.drafts] = [token_id for sequence in sequences for token_id in self._draft_ids(sequence)]
+        sampling = self._gather_sampling(slots.take(order), starts.take(order) + layout.lasts)
+        constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
+        filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size).tolist()
+        batch = StepBatch(
+            input_ids=input_ids,
+            positions=positions + self._rope_rows[slots].take(rows) if self._has_rope_rows else positions,
+            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
+            table_rows=slots,
+            cu_seqlens_q=layout.cu_seqlens_q,
+            context_lens=context_lens,
+            logits_indices=layout.logits_indices,
+            sampling=sampling,
+            table_updates=self._take_updates(sequences),
+            is_constrained=bool(constrained_rows),
+            adapter_slots=self._gather_adapters(slots, layout.counts) if self._has_adapters else None,
+            rounds=rounds.sizes,
+        )
+        return ScheduledStep(
+            batch=batch,
+            sequences=sequences,
+            num_scheduled_tokens=counts,
+            sampled=sequences,
+            filled=[(sequences[row], int(context_lens[row])) for row in filled_rows],
+            constrained=[(row, sequences[order[row]], int(rounds.depths[row])) for row in constrained_rows],
+            verified=_verified(rounds, sequences),
+        )
+
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
         """Of each token; None if none has an adapter. `counts`: tokens of each sequence, if not one."""
         found = self._adapter_slots[slots]
@@ -402,44 +393,144 @@ class SlotTable:
         return SamplingBatch.of(rows)
 
 
-class _Rounds:
-    """The order of the sampled rows of sequences with `num_drafts` [N] draft tokens; see `StepBatch.rounds`.
+class SlotArrays(NamedTuple):
+    """What a `SlotTable` knows of its N slots.
 
     Attributes:
-        order: [S] each row's sequence.
-        depths: [S] draft tokens before each row.
-        sizes: of the rounds; () where there is no draft.
+        block_tables: [N, blocks].
+        rows: [N] sampling parameters.
+        numbers: [N + 1] 0, 1, ... N.
     """
 
-    sizes: tuple[int, ...]
+    block_tables: Int32Array
+    rows: SamplingRows
+    numbers: Int32Array
 
-    def __init__(self, num_drafts: Int32Array) -> None:
+
+class DrafterSteps:
+    """Gathers the batches of a draft model's steps, and notes what the draft model will have read."""
+
+    def __init__(self, keys: DraftKeys, limits: DraftLimits, slots: SlotArrays, block_size: int) -> None:
+        self._keys = keys
+        self._limits = limits
+        self._slots = slots
+        self._block_size = block_size
+
+    def gather(self, sequences: list[Sequence], updates: TableUpdates | None) -> tuple[tuple[StepBatch, ...], bool]:
+        """The steps before one of `sequences`, of which the first reads what it has not read of their texts, and
+        whether that is more than newest tokens. `updates`: of the block tables, since the last step."""
+        readers = [sequence for sequence in sequences if sequence.num_drafter_chunk]
+        if not readers:
+            return (), False
+        limits = self._limits
+        samples = [is_on_device(sequence.draft) for sequence in readers]
+        drafting = [sequence for sequence, is_sampled in zip(readers, samples, strict=True) if is_sampled]
+        counts = np.array([sequence.num_drafter_chunk for sequence in readers], np.int32)
+        starts = np.array([sequence.num_drafter_tokens for sequence in readers], np.int32)
+        input_ids = array("i")
+        for sequence in readers:
+            first = sequence.num_drafter_tokens
+            stop = first + sequence.num_drafter_chunk
+            input_ids += sequence.token_ids[first:stop]
+            self._keys.note_computed(sequence.block_table, first, stop)
+            sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
+        if not limits.rereads:
+            for sequence in drafting:
+                sequence.num_drafter_tokens += len(sequence.draft) - 1
+        first_step = self._first_step(readers, starts, counts, np.frombuffer(input_ids, np.int32), np.array(samples))
+        first_step.table_updates = updates
+        return (first_step, *self._later_steps(drafting)), bool((counts > limits.caught_up).any())
+
+    def _first_step(
+        self,
+        sequences: list[Sequence],
+        starts: Int32Array,
+        counts: Int32Array,
+        input_ids: Int32Array,
+        samples: np.ndarray[Any, np.dtype[np.bool_]],
+    ) -> StepBatch:
+        """`counts` tokens of each sequence from `starts` on; those that `samples` says are sampled, as their step will
+        do it but for adjustments."""
+        slots = np.array([sequence.slot for sequence in sequences], np.int32)
+        cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
+        np.cumsum(counts, out=cu_seqlens_q[1:])
+        firsts, shift = starts - np.int32(self._limits.shift), np.int32(self._limits.shift)
+        positions = np.arange(len(input_ids), dtype=np.int32) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
+        context_lens = firsts + counts
+        return StepBatch(
+            input_ids=input_ids,
+            positions=positions + np.repeat(self._rope_rows(sequences), counts),
+            slot_mapping=self._places(np.repeat(slots, counts), positions),
+            table_rows=slots,
+            cu_seqlens_q=cu_seqlens_q,
+            context_lens=context_lens,
+            logits_indices=(cu_seqlens_q[1:] - np.int32(1))[samples],
+            sampling=self._sampling(slots[samples], context_lens[samples] + shift),
+        )
+
+    def _later_steps(self, drafting: list[Sequence]) -> list[StepBatch]:
+        """Each reads the tokens that the one before has chosen, of those drafts that go on."""
+        num_drafts = np.array([len(sequence.draft) for sequence in drafting], np.int32)
         most = int(num_drafts.max(initial=0))
-        if not most:
-            self.sizes = ()
-            self.order, self.depths = np.arange(len(num_drafts)), np.zeros(len(num_drafts), np.int32)
-            return
-        members = [np.flatnonzero(num_drafts >= depth) for depth in range(most + 1)]
-        self.sizes = tuple([len(each) for each in members])
-        self.order = np.concatenate(members)
-        self.depths = np.repeat(np.arange(most + 1, dtype=np.int32), [len(each) for each in members])
-
-    def drafts(self, sampled: list[Sequence]) -> list[VerifiedDraft]:
-        if not self.sizes:
+        if most < 2:
             return []
-        rows: dict[int, list[int]] = {}
-        for row in range(len(sampled), len(self.order)):
-            rows.setdefault(int(self.order[row]), []).append(row)
-        return [_verified(index, sampled[index], rows[index]) for index in sorted(rows)]
+        shift = self._limits.shift
+        slots = np.array([sequence.slot for sequence in drafting], np.int32)
+        lengths = np.array([sequence.num_tokens for sequence in drafting], np.int32)
+        positions = lengths + np.arange(-shift, most - 1 - shift, dtype=np.int32)[:, None]
+        rows = positions + self._rope_rows(drafting)
+        places = self._places(slots, positions)
+        context_lens = positions + np.int32(1)
+        sampling = self._sampling(slots, lengths)
+        steps: list[StepBatch] = []
+        for number in range(1, most):
+            arrays = slots, rows[number - 1], places[number - 1], context_lens[number - 1]
+            chosen = sampling.rows.copy()
+            chosen["position"] = lengths + np.int32(number)
+            if (num_drafts <= number).any():
+                goes_on = num_drafts > number
+                arrays = tuple([each[goes_on] for each in arrays])  # type: ignore[assignment]
+                chosen = chosen[goes_on]
+            own_slots, own_rows, own_places, own_lens = arrays
+            numbers = self._slots.numbers[: len(chosen) + 1]
+            steps.append(
+                StepBatch(
+                    input_ids=-1 - own_slots,
+                    positions=own_rows,
+                    slot_mapping=own_places,
+                    table_rows=own_slots,
+                    cu_seqlens_q=numbers,
+                    context_lens=own_lens,
+                    logits_indices=numbers[:-1],
+                    sampling=SamplingBatch(chosen, sampling.flags),
+                )
+            )
+        return steps
+
+    def _places(self, slots: Int32Array, positions: Int32Array) -> Int32Array:
+        """Of tokens in the KV cache; positions beyond a table, which no draft has, get any."""
+        tables, block_size = self._slots.block_tables, np.int32(self._block_size)
+        columns = np.minimum(positions // block_size, np.int32(tables.shape[1] - 1))
+        blocks: Int32Array = tables[slots, columns]
+        return blocks * block_size + positions % block_size
+
+    def _rope_rows(self, sequences: list[Sequence]) -> Int32Array:
+        short_len = self._limits.short_rope_len
+        return np.array([first_row(short_len, sequence.max_num_tokens) for sequence in sequences], np.int32)
+
+    def _sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
+        rows = self._slots.rows.take(slots)
+        rows["position"] = positions
+        return SamplingBatch.of(rows)
 
 
-def _verified(index: int, sequence: Sequence, rows: list[int]) -> VerifiedDraft:
-    tokens, slot = ([], sequence.slot) if _drafts_on_device(sequence) else (sequence.draft, -1)
-    return VerifiedDraft(index, tokens, rows, sequence.draft_source, slot)
-
-
-def _drafts_on_device(sequence: Sequence) -> bool:
-    return bool(sequence.draft) and sequence.draft[0] == ON_DEVICE
+def _verified(rounds: Rounds, sampled: list[Sequence]) -> list[VerifiedDraft]:
+    drafts: list[VerifiedDraft] = []
+    for index, rows in rounds.drafted:
+        sequence = sampled[index]
+        tokens, slot = ([], sequence.slot) if is_on_device(sequence.draft) else (sequence.draft, -1)
+        drafts.append(VerifiedDraft(index, tokens, rows, sequence.draft_source, slot))
+    return drafts
 
 
 def _needs_mask(sequence: Sequence) -> bool:

@@ -1,4 +1,4 @@
-"""Device memory in size classes, page-locked host memory, and a count of what crosses between them."""
+"""Device memory in size classes, page-locked host memory, what crosses between them, a kernel for small copies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import lru_cache, partial
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from cuda.bindings import driver
 
 from tessera.engine.contract.errors import OutOfMemoryError
 from tessera.engine.cuda.driver import check
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import Int64, Pointer
 
 SMALLEST_CLASS = 512
 LARGEST_POOLED = 32 * 2**20
@@ -210,3 +213,43 @@ class PinnedBuffer:
 def _for_good(activate: Callable[[], object]) -> Iterator[None]:
     activate()
     yield
+
+
+# Small copies between the device and page-locked memory are made by multiprocessors. A DMA engine may take those of one
+# direction one after the other, whatever their streams: a step's inputs, of a few KiB, would wait for all KV blocks
+# that were submitted before, 20 ms for a GiB. A kernel's accesses do not queue there.
+COPY_THREADS = 256
+PIECES = Constant(4, "that a thread has on the bus at a time")
+PIECE_TYPES = {16: "uint4", 4: "unsigned", 1: "unsigned char"}  # by size
+
+
+class CopyBytesParams(NamedTuple):
+    source: Annotated[Pointer, "const unsigned char*"]
+    target: Annotated[Pointer, "unsigned char*"]
+    size: Int64
+
+
+COPY_BYTES = KernelSpec(
+    file="elementwise/copy_bytes.cu",
+    name="copy_bytes_kernel",
+    template=("Piece",),
+    params=CopyBytesParams,
+)
+SPECS = (COPY_BYTES,)
+declare_header("copy_bytes", __name__, {"PIECES": PIECES}, params=(CopyBytesParams,))
+
+
+def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
+    """All that is launched, whatever the dtypes."""
+    return [(COPY_BYTES, (piece,)) for piece in PIECE_TYPES.values()]
+
+
+def piece_bytes(*pointers: int) -> int:
+    """The largest piece that can be read and written at these addresses."""
+    return next(size for size in PIECE_TYPES if not any(pointer % size for pointer in pointers))
+
+
+@lru_cache(maxsize=4096)
+def copy_config(nbytes: int, piece: int) -> LaunchConfig:
+    """Blocks that cover `nbytes`, at least one byte."""
+    return LaunchConfig((-(-nbytes // (COPY_THREADS * PIECES * piece)), 1, 1), (COPY_THREADS, 1, 1))

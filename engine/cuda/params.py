@@ -23,6 +23,7 @@ Pointer = Tensor | int | None  # a tensor of the device, an address, or null
 InT = Annotated[Pointer, "const T*"]
 OutT = Annotated[Pointer, "T*"]
 OutOut = Annotated[Pointer, "Out*"]
+InCached = Annotated[Pointer, "const Cached*"]
 OutCached = Annotated[Pointer, "Cached*"]
 InInt = Annotated[Pointer, "const int*"]
 OutInt = Annotated[Pointer, "int*"]

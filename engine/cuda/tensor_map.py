@@ -46,12 +46,41 @@ def row_groups_map(pointer: int, dtype: np.dtype[Any], rows: int, columns: int, 
     return _encode(pointer, dtype == bfloat16, sizes, strides, (*sizes[:3], box_rows // SWIZZLE_ROWS))
 
 
+def lines_map(words: Tensor, box_rows: int, box_lines: int) -> bytes:
+    """The map of a matrix of 32-bit words that is copied in boxes of rows and lines of 128 bytes.
+
+    A box's coordinates are (0, row, line). The rows' first lines lie in shared memory as `box_map` has them, then their
+    second ones. A row must be whole lines.
+    """
+    rows, columns = words.shape
+    lines = columns * words.dtype.itemsize // SWIZZLE_BYTES
+    sizes, strides = (SWIZZLE_BYTES // 2, rows, lines), (lines * SWIZZLE_BYTES, SWIZZLE_BYTES)
+    return _encode(words.pointer, True, sizes, strides, (SWIZZLE_BYTES // 2, box_rows, box_lines))
+
+
+def words_map(words: Tensor, box_rows: int, box_words: int) -> bytes:
+    """The map of a matrix of 32-bit words as of pairs of 16-bit elements, in boxes that lie row after row.
+
+    Swizzled as `box_map` has them where rows of a box are 128 bytes. Those of the matrix must be multiples of 16 bytes.
+    """
+    rows, columns = words.shape
+    swizzled = box_words * words.dtype.itemsize == SWIZZLE_BYTES
+    strides = (columns * words.dtype.itemsize,)
+    return _encode(words.pointer, True, (columns * 2, rows), strides, (box_words * 2, box_rows), swizzled=swizzled)
+
+
 @lru_cache(maxsize=16384)
 def _encode(
-    pointer: int, is_bfloat16: bool, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    pointer: int,
+    is_bfloat16: bool,
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    *,
+    swizzled: bool = True,
 ) -> bytes:
     """Sizes and box in elements, strides in bytes, of all dimensions but the first; the innermost comes first."""
-    types = driver.CUtensorMapDataType
+    types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
     encoded = check(
         driver.cuTensorMapEncodeTiled,
         types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if is_bfloat16 else types.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -62,7 +91,7 @@ def _encode(
         [driver.cuuint32_t(size) for size in box],
         [driver.cuuint32_t(1)] * len(sizes),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        swizzles.CU_TENSOR_MAP_SWIZZLE_128B if swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

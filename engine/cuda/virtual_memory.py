@@ -97,12 +97,22 @@ class VirtualMemory:
             if pointer not in self._contents:
                 self._contents[pointer] = PinnedBuffer(self._sizes[pointer], self._activate)
         check(driver.cuCtxSynchronize)
-        for pointer in kept:
-            check(driver.cuMemcpyDtoHAsync, _address(self._contents[pointer]), pointer, self._sizes[pointer], 0)
-        check(driver.cuCtxSynchronize)
+        # First what is dropped: the driver clears memory that it takes back, and whoever asks for it waits for that.
+        others = [pointer for pointer in self._sizes if pointer in dropped]
+        try:
+            for pointer in others:
+                self._unmap(pointer, self._sizes[pointer])
+            for pointer in kept:
+                check(driver.cuMemcpyDtoHAsync, _address(self._contents[pointer]), pointer, self._sizes[pointer], 0)
+            check(driver.cuCtxSynchronize)
+        except DeviceError:
+            for pointer in others:
+                if pointer not in self._mapped:
+                    self._map(pointer, self._sizes[pointer])
+            raise
         self.is_released = True
-        for pointer, size in self._sizes.items():
-            self._unmap(pointer, size)
+        for pointer in kept:
+            self._unmap(pointer, self._sizes[pointer])
 
     def restore(self) -> None:
         """Bring all back to where it was; dropped pieces hold anything.

@@ -8,6 +8,7 @@ is the one that is chosen wherever both models would choose alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -18,10 +19,14 @@ from tessera.engine.models.buffers import buffer_bytes
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.weights.build import num_weight_bytes
 from tessera.engine.ops.interface import Ops
+from tessera.engine.runner.cuda_graphs import StepGraph
 from tessera.engine.runner.draft_runner import IN_FLIGHT, DraftDownload
 from tessera.engine.runner.model_runner import ModelRunner, Progress, RunningStep
+from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.speculation.draft_keys import DraftLimits
 from tessera.engine.tensor import CpuDevice, Device, Tensor, empty, int32
+
+MAX_CAPTURED_ROWS, MAX_CAPTURED_TOKENS = 16, 64  # of a step, up to which the choice of its tokens has a CUDA graph
 
 
 class DraftModel(ModelRunner):
@@ -69,6 +74,7 @@ class DraftModel(ModelRunner):
     def allocate(self, served: ModelRunner) -> None:
         self._block_tables = served.block_tables
         self._drafts = served.drafts
+        self._choices: dict[tuple[StepShape, int, bool], Any] = {}  # graphs, by shape, number and whether filtered
         self._number = 0  # of the draft token that is computed next
         self._chosen = empty((self.config.max_num_seqs,), int32, self.device)
         self._downloads = [DraftDownload(self.device, self._drafts) for _ in range(IN_FLIGHT)]
@@ -109,20 +115,45 @@ class DraftModel(ModelRunner):
     def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
         """Before a step is submitted that `later` ones follow."""
 
+    def capture(self) -> None:
+        """Also of what chooses a few tokens: to launch that kernel by kernel takes longer than a small model's step."""
+        super().capture()
+        for step in self._graphs.recorded:
+            self._capture_choices(self.device, step)
+
+    def _capture_choices(self, device: Any, step: StepGraph) -> None:
+        shape = step.inputs.shape
+        if shape.num_sampled > MAX_CAPTURED_ROWS or shape.num_tokens > MAX_CAPTURED_TOKENS:
+            return
+        for number in range(self._drafts.shape[0] if shape.is_decode else 1):  # a first step may read several tokens
+            for filtered in (False, True):
+                with device.capture() as finish:
+                    chosen = self._choose_tokens(step.logits, step.inputs, filtered=filtered)
+                    self._keep(chosen, step.inputs, number)
+                self._choices[shape, number, filtered] = finish()
+
     def sample(self, running: RunningStep, mask: TokenMask | None = None) -> None:
         """Choose a token of each sampled row, for the next step of the draft and for the step that verifies it."""
         if not running.batch.num_sampled:
             return
-        inputs, num_slots = running.inputs, self._newest.size
-        chosen = self._choose(running)
-        for newest in (self._newest, self._drafts[self._number]):
-            self.ops.scatter(newest.view(num_slots, 1), inputs.slots, None, chosen)
+        filtered = running.batch.sampling.needs_filter
+        recorded = self._choices.get((running.inputs.shape, self._number, filtered))
+        if recorded is not None:
+            recorded.launch()
+        else:
+            self._keep(self._choose(running), running.inputs, self._number)
+
+    def _keep(self, chosen: Tensor, inputs: StepInputs, number: int) -> None:
+        """Tokens [S] are those of this number of the drafts of the sampled slots, and the newest there."""
+        for newest in (self._newest, self._drafts[number]):
+            self.ops.scatter(newest.view(self._newest.size, 1), inputs.slots, None, chosen)
 
     def _choose(self, running: RunningStep) -> Tensor:
         """[S] int32, a token of each row of the step's logits."""
-        chosen = self._chosen[: running.logits.shape[0]]
-        filtered = running.batch.sampling.needs_filter
-        return self.ops.sample(running.logits, running.inputs.sampling_rows, filtered=filtered, out=chosen)
+        return self._choose_tokens(running.logits, running.inputs, filtered=running.batch.sampling.needs_filter)
+
+    def _choose_tokens(self, logits: Tensor, inputs: StepInputs, *, filtered: bool) -> Tensor:
+        return self.ops.sample(logits, inputs.sampling_rows, filtered=filtered, out=self._chosen[: logits.shape[0]])
 
     def _reserve_attention(self) -> None:
         """Memory for it; how a long context is divided is for the served model to say."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.sampling_params import RowFlag
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.drafters.eagle3_config import NUM_FEATURES, Eagle3Config
 from tessera.engine.drafters.eagle3_weights import Eagle3Weights, dummy_eagle3, load_eagle3
@@ -18,7 +19,7 @@ from tessera.engine.models.specs import MLPSpec
 from tessera.engine.models.weights.weights import MLPWeights, NormWeights, Weights
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.ops.linear_interface import Activate, RMSNorm
-from tessera.engine.runner.model_runner import ModelRunner, Progress, RunningStep
+from tessera.engine.runner.model_runner import ModelRunner, Progress
 from tessera.engine.runner.step_inputs import StepInputs
 from tessera.engine.tensor import CpuDevice, Device, Tensor, empty, float32, int32
 
@@ -80,6 +81,7 @@ class Eagle3(StateDrafter):
 
     def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
         step.sampling.rows["temperature"] = 0.0  # its tokens have other numbers, so chance chooses others
+        step.sampling.flags &= ~RowFlag.FILTERED  # which never excludes the most likely one
         super()._prepare(step, later)
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
@@ -128,8 +130,8 @@ class Eagle3(StateDrafter):
         norm = self._norm(layers.final_norm, buffers.last_normed[:num_rows])
         return self.ops.linear(chosen, layers.lm_head, prologue=norm, out=buffers.own_logits[:num_rows])
 
-    def _choose(self, running: RunningStep) -> Tensor:
-        chosen = super()._choose(running)
+    def _choose_tokens(self, logits: Tensor, inputs: StepInputs, *, filtered: bool) -> Tensor:
+        chosen = super()._choose_tokens(logits, inputs, filtered=filtered)
         if self._eagle.token_ids is None:
             return chosen
         # Token ids are moved as bits, which is what a table of float32 does to them.

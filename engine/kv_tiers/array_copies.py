@@ -23,14 +23,16 @@ class ArrayCopies:
         self._mark = device.event()
         self._slots = device.pinned(num_slots * self.slot_bytes).array.reshape(num_slots, self.slot_bytes)
 
-    def to_host(self, blocks: Sequence[int], slots: Sequence[int]) -> Mark:
+    def to_host(self, blocks: Sequence[int], slots: Sequence[int], *, goes_on: bool = False) -> Mark:
         offset = 0
         for plane in self._planes:
             self._slots[slots, offset : offset + plane.shape[1]] = plane[blocks]
             offset += plane.shape[1]
         return self._mark
 
-    def to_device(self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Mark]) -> Mark:
+    def to_device(
+        self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Mark], *, goes_on: bool = False
+    ) -> Mark:
         offset = 0
         for plane in self._planes:
             plane[blocks] = self._slots[slots, offset : offset + plane.shape[1]]

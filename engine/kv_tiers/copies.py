@@ -23,10 +23,15 @@ class BlockCopies(Protocol):
     num_slots: int
     slot_bytes: int
 
-    def to_host(self, blocks: Sequence[int], slots: Sequence[int]) -> Mark:
-        """-> passed once these blocks are in these slots. Raises: DeviceError, as the mark's methods do."""
+    def to_host(self, blocks: Sequence[int], slots: Sequence[int], *, goes_on: bool = False) -> Mark:
+        """-> passed once these blocks are in these slots. Raises: DeviceError, as the mark's methods do.
 
-    def to_device(self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Mark]) -> Mark:
+        `goes_on`: steps since the last call of this direction need not be done before.
+        """
+
+    def to_device(
+        self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Mark], *, goes_on: bool = False
+    ) -> Mark:
         """-> passed once these slots are in these blocks; begins when the marks of `after` are passed."""
 
     def hold_steps(self, mark: Mark) -> None:

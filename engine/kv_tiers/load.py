@@ -31,7 +31,8 @@ class Load:
         blocks: of the device, one for each slot.
         num_loaded: leading blocks that are good; fewer than were asked for after a fault.
         read_until: the clock's time beyond which files are not waited for.
-        mark: of the copies, once they are submitted.
+        num_submitted: leading blocks whose copies are submitted.
+        marks: of the copies, in the order in which they end.
         is_done: nothing is under way any more.
     """
 
@@ -40,9 +41,15 @@ class Load:
     blocks: list[int] = field(default_factory=list)
     num_loaded: int = 0
     read_until: float = 0.0
-    mark: Mark | None = None
+    num_submitted: int = 0
+    marks: list[Mark] = field(default_factory=list)
     is_done: bool = False
     is_cancelled: bool = False
+
+    @property
+    def num_unsubmitted(self) -> int:
+        """Blocks whose copies are to be submitted yet."""
+        return 0 if self.is_cancelled else self.num_loaded - self.num_submitted
 
     def truncate(self, slot: int) -> None:
         """End the load before `slot`, whose contents cannot be read."""

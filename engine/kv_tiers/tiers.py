@@ -4,6 +4,9 @@ The block manager offers each block that it evicts (`store`), asks for what the 
 it brought back (`begin_load`, `submit_load`). All of it is submitted and none of it waited for: `poll` takes note of
 what is done. One thread calls all methods.
 
+A call of the driver for each block takes the host 4 us, so what the device has a step for is submitted in parts:
+`submit_load`, `poll` and `go_on` submit some of a load each.
+
 Order: copies see what all steps before them have written. A step that is to write to a block which a copy still reads
 is held until that copy is done (`claim`), and a load into it begins after it.
 """
@@ -15,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple
 
 from tessera.engine.contract.errors import DeviceError
 from tessera.engine.kv_tiers.copies import BlockCopies
@@ -33,6 +36,22 @@ MAX_READ_SECONDS = 10.0  # from a load's beginning; then what has not been read 
 WAIT_SECONDS = 0.0005  # between two looks at copies, where nothing else is to be done
 
 
+class Parts(NamedTuple):
+    """Blocks whose copies are submitted at a time.
+
+    Attributes:
+        stored: with one mark; a step that writes to one of them waits for all.
+        before_step: of loads, before a step is submitted, which other sequences wait for.
+        beside_decodes: the same once a step of decodes is; 5 ms of it are 130 blocks of 2 MiB at 55 GB/s.
+        beside_prompts: the same once a step with prompts is, which takes longer.
+    """
+
+    stored: int = 32
+    before_step: int = 64
+    beside_decodes: int = 128
+    beside_prompts: int = 512
+
+
 class KVTiers:
     """Host memory of `copies.num_slots` blocks, and behind it `disk`, if there is one.
 
@@ -48,6 +67,7 @@ class KVTiers:
         *,
         disk: DiskTier | None = None,
         metrics: TierMetrics | None = None,
+        parts: Parts | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -58,12 +78,13 @@ class KVTiers:
         self.is_up = True
         self.loads: list[Load] = []
         self._copies = copies
+        self._parts = parts if parts is not None else Parts()
         self._clock = clock
         self._sleep = sleep
         self._by_digest: dict[bytes, PublishedBlock] = {}  # in host memory
         self._pending: list[tuple[int, int]] = []  # blocks to copy to slots with the next `submit`
         self._pending_blocks: set[int] = set()
-        self._holds_pending = False
+        self._claimed: set[int] = set()  # pending blocks that the next step writes to
         self._storing: deque[tuple[Mark, list[int], list[int]]] = deque()  # in the order in which they end
         self._storing_slots: dict[int, Mark] = {}
         self._busy: dict[int, Mark] = {}  # blocks that a copy may still use
@@ -142,31 +163,33 @@ class KVTiers:
     def claim(self, block: int) -> None:
         """A step is to write to a block of the device, which a copy may still use."""
         if block in self._pending_blocks:
-            self._holds_pending = True
+            self._claimed.add(block)
         elif (mark := self._busy.get(block)) is not None:
             self._hold_steps(mark)
 
     def submit(self) -> None:
         """Submit the copies to host memory. To be called before a step that may write to their blocks."""
-        if not self._pending:
-            return
-        blocks, slots = (list(each) for each in zip(*self._pending, strict=True))
-        self._pending.clear()
+        pending, self._pending = self._pending, []
+        claimed, self._claimed = self._claimed, set()
         self._pending_blocks.clear()
-        holds, self._holds_pending = self._holds_pending, False
-        try:
-            mark = self._copies.to_host(blocks, slots)
-        except DeviceError as error:
-            for slot in slots:
-                self.pool.unpin(slot)
-            self._fail(error)
-            return
-        self._storing.append((mark, blocks, slots))
-        self._busy.update(dict.fromkeys(blocks, mark))
-        self._storing_slots.update(dict.fromkeys(slots, mark))
-        if holds:
-            self._hold_steps(mark)
-        self.metrics.num_bytes[TO_HOST] += len(slots) * self._copies.slot_bytes
+        for start in range(0, len(pending), self._parts.stored):
+            blocks, slots = (list(each) for each in zip(*pending[start : start + self._parts.stored], strict=True))
+            try:
+                mark = self._copies.to_host(blocks, slots, goes_on=start > 0)
+            except DeviceError as error:
+                self._fail(error)
+            else:
+                self._storing.append((mark, blocks, slots))
+                self._busy.update(dict.fromkeys(blocks, mark))
+                self._storing_slots.update(dict.fromkeys(slots, mark))
+                self.metrics.num_bytes[TO_HOST] += len(slots) * self._copies.slot_bytes
+                start += len(slots)
+                if not claimed.isdisjoint(blocks):
+                    self._hold_steps(mark)
+            if not self.is_up:
+                for _, slot in pending[start:]:
+                    self.pool.unpin(slot)
+                return
 
     # -- back to the device ---------------------------------------------------------------------
 
@@ -203,7 +226,7 @@ class KVTiers:
         self.loads.append(load)
         self.submit()  # what these blocks held, and perhaps what they are to hold, is copied first
         try:
-            self._advance(load)
+            self._advance(load, self._parts.before_step)
         except DeviceError as error:
             self._fail(error)
 
@@ -211,20 +234,19 @@ class KVTiers:
         """The sequence waits no longer, and its blocks may be used for others: see `claim`."""
         if not load.is_done and not load.is_cancelled:
             load.is_cancelled = True
-            if load.mark is None:
+            if not load.marks:
                 self._end(load)
                 self.loads.remove(load)
 
     # -- progress -------------------------------------------------------------------------------
 
-    def poll(self) -> None:
-        """Take note of what is done."""
+    def poll(self, *, before_step: bool = False) -> None:
+        """Take note of what is done, and go on with loads; `before_step`: others wait for a step meanwhile."""
         try:
             while self._storing and self._storing[0][0].query():
                 self._end_store()
             self._settle_reads()
-            for load in self.loads:
-                self._advance(load)
+            self._advance_loads(self._parts.before_step if before_step else None)
         except DeviceError as error:
             self._fail(error)
         self.loads = [load for load in self.loads if not load.is_done]
@@ -233,11 +255,18 @@ class KVTiers:
                 self._end_write(published)
             self._write_ahead(self.disk)
 
+    def go_on(self, *, beside_prompts: bool) -> None:
+        """Go on with loads while a step runs, with prompts or of decodes alone."""
+        try:
+            self._advance_loads(self._parts.beside_prompts if beside_prompts else self._parts.beside_decodes)
+        except DeviceError as error:
+            self._fail(error)
+
     def finish_copies(self) -> None:
         """Return when no copy uses blocks of the device any more; no sequence waits for one."""
         self.submit()
         try:
-            for mark in [*(mark for mark, _, _ in self._storing), *(load.mark for load in self.loads if load.mark)]:
+            for mark in self._marks():
                 mark.synchronize()
         except DeviceError as error:
             self._fail(error)
@@ -319,18 +348,38 @@ class KVTiers:
                     self.pool.drop(published)
             self.pool.unpin(slot)
 
-    def _advance(self, load: Load) -> None:
-        if load.is_done or (load.mark is None and self._is_reading(load)):
-            return
-        if load.mark is None and load.num_loaded:
-            slots, blocks = load.slots[: load.num_loaded], load.blocks[: load.num_loaded]
-            marks = [self._busy.get(block) for block in blocks] + [self._storing_slots.get(slot) for slot in slots]
-            after = list({id(mark): mark for mark in marks if mark is not None}.values())
-            load.mark = self._copies.to_device(slots, blocks, after)
-            self._busy.update(dict.fromkeys(blocks, load.mark))
-            self.metrics.num_bytes[TO_DEVICE] += len(slots) * self._copies.slot_bytes
-        if load.mark is None or load.mark.query():
+    def _marks(self) -> list[Mark]:
+        """All that are passed once no copy is under way."""
+        return [*(mark for mark, _, _ in self._storing), *(load.marks[-1] for load in self.loads if load.marks)]
+
+    def _advance_loads(self, most: int | None) -> None:
+        for load in self.loads:  # the first to begin is the first to end
+            submitted = self._advance(load, most)
+            if most is not None:
+                most -= submitted
+
+    def _advance(self, load: Load, most: int | None) -> int:
+        """Submit at most so many blocks of a load, or find that it has ended; -> how many were submitted."""
+        if load.is_done or (not load.marks and self._is_reading(load)):
+            return 0
+        count = load.num_unsubmitted if most is None else min(load.num_unsubmitted, most)
+        if count:
+            self._submit_part(load, count)
+        if not load.num_unsubmitted and (not load.marks or load.marks[-1].query()):
             self._end(load)
+        return count
+
+    def _submit_part(self, load: Load, count: int) -> None:
+        start, stop = load.num_submitted, load.num_submitted + count
+        slots, blocks = load.slots[start:stop], load.blocks[start:stop]
+        marks = [self._busy.get(block) for block in blocks] + [self._storing_slots.get(slot) for slot in slots]
+        after = list({id(mark): mark for mark in marks if mark is not None}.values())
+        # No step since the first part touches the blocks, which are the load's.
+        mark = self._copies.to_device(slots, blocks, after, goes_on=start > 0)
+        load.marks.append(mark)
+        load.num_submitted = stop
+        self._busy.update(dict.fromkeys(blocks, mark))
+        self.metrics.num_bytes[TO_DEVICE] += count * self._copies.slot_bytes
 
     def _is_reading(self, load: Load) -> bool:
         """A file's thread still fills a slot of it; one that does not get on is waited for no longer."""
@@ -348,9 +397,10 @@ class KVTiers:
     def _end(self, load: Load) -> None:
         """Nothing of it is under way."""
         load.is_done = True
+        ended = {id(mark) for mark in load.marks}
         for block in load.blocks:
-            if self._busy.get(block) is load.mark:
-                self._busy.pop(block, None)
+            if id(self._busy.get(block)) in ended:
+                del self._busy[block]
         for published, slot in zip(reversed(load.published), reversed(load.slots), strict=True):
             if published is not None and published.slot == slot:
                 self.pool.mark_used(slot)  # the end of a prefix is evicted before its beginning
@@ -386,7 +436,7 @@ class KVTiers:
         self.is_up = False
         self.metrics.failures["copy"] += 1
         logger.error("KV blocks are no longer kept in host memory: %s; prompts are computed instead", error)
-        for mark in [*(mark for mark, _, _ in self._storing), *(load.mark for load in self.loads if load.mark)]:
+        for mark in self._marks():
             try:
                 mark.synchronize()
             except DeviceError:
@@ -401,7 +451,7 @@ class KVTiers:
             self.pool.unpin(slot)
         self._pending.clear()
         self._pending_blocks.clear()
-        self._holds_pending = False
+        self._claimed.clear()
         self._busy.clear()
         self._storing_slots.clear()
         for published in list(self.pool.kept.values()):

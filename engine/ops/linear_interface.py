@@ -184,6 +184,19 @@ class LinearOps(LayerOps, CheckedOps):
         x A^T is in float32, and each sum is rounded once.
         """
 
+    def _add_adapters_and_activate(
+        self,
+        x: Tensor,
+        stack: LoraStack,
+        rows: AdapterRows,
+        function: Activation,
+        product: Tensor,
+        out: Tensor,
+    ) -> None:
+        """`_add_adapters` to the product, then its activation into out; the product is undefined afterwards."""
+        self._add_adapters(x, stack, rows, product)
+        self._activate(function, product, out)
+
     def _group_rows(self, rows: AdapterRows, num_slots: int) -> None:
         """For implementations with a `row_groups_size`."""
 
@@ -218,9 +231,10 @@ class LinearOps(LayerOps, CheckedOps):
             x = prologue.scratch
         product = epilogue.scratch if isinstance(epilogue, Activate) else out
         self._linear(x, weight, None, epilogue if isinstance(epilogue, Accumulate) else None, product)
-        self._add_adapters(x, stack, rows, product)
         if isinstance(epilogue, Activate):
-            self._activate(epilogue.function, product, out)
+            self._add_adapters_and_activate(x, stack, rows, epilogue.function, product, out)
+        else:
+            self._add_adapters(x, stack, rows, product)
 
     def _normalise(self, x: Tensor, norm: Prologue) -> None:
         """Into its scratch."""

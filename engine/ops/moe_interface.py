@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.checks import CheckedOps
 from tessera.engine.ops.checks import require as _require
-from tessera.engine.ops.linear_interface import Activation, is_gated
+from tessera.engine.ops.linear_interface import Activation, RMSNorm, is_gated
 from tessera.engine.tensor import FLOAT_DTYPES, Tensor, float32, int32
 
 RoutingKind = Literal["softmax", "softmax_of_chosen", "sigmoid", "sparsemixer"]
@@ -86,26 +86,65 @@ class MoEOps(CheckedOps):
         smallest.
         """
         self._check(logits=logits, bias=bias, correction=correction, **out._asdict())
-        num_experts, top_k = logits.shape[-1], routing.top_k
         _require(logits.ndim == 2 and logits.dtype == float32, "route", logits)
-        _require(0 < top_k <= min(num_experts, MAX_TOP_K) and num_experts <= MAX_EXPERTS, "route", logits)
-        _require(num_experts % routing.groups == 0 and routing.groups <= MAX_EXPERT_GROUPS, "expert groups", logits)
+        self._check_routing(logits, logits.shape, routing, out, bias, correction)
+        if logits.size:
+            self._route(logits, routing, out, bias, correction)
+
+    def route_rows(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        routing: Routing,
+        out: Routed,
+        *,
+        norm: RMSNorm | None = None,
+        bias: Tensor | None = None,
+        correction: Tensor | None = None,
+    ) -> bool:
+        """`route` by the logits of x [T, K], or of its norm, by the weight [E, K] of a router, in one step.
+
+        False, and nothing done, where that takes several operations. The normed rows are left in `norm.scratch`.
+        """
+        self._check(x=x, router=router, bias=bias, correction=correction, **out._asdict())
+        _require(x.ndim == 2 and router.shape[1] == x.shape[1] and x.dtype in FLOAT_DTYPES, "route_rows", x, router)
+        self._check_routing(x, (x.shape[0], router.shape[0]), routing, out, bias, correction)
+        if norm is not None:
+            self._check(norm=norm.weight, scratch=norm.scratch)
+            fits = norm.weight.shape == x.shape[1:] and norm.weight.dtype == x.dtype
+            fits = fits and norm.scratch.shape == x.shape and norm.scratch.dtype == x.dtype
+            _require(fits, "norm before a router", x, norm.weight, norm.scratch)
+        return x.size > 0 and self._route_rows(x, router, routing, out, norm, bias, correction)
+
+    def _check_routing(
+        self,
+        operand: Tensor,
+        shape: tuple[int, ...],
+        routing: Routing,
+        out: Routed,
+        bias: Tensor | None,
+        correction: Tensor | None,
+    ) -> None:
+        """`shape` [T, E]: of the logits, which `operand` is or makes."""
+        (num_tokens, num_experts), top_k = shape, routing.top_k
+        _require(0 < top_k <= min(num_experts, MAX_TOP_K) and num_experts <= MAX_EXPERTS, "route", operand)
+        _require(num_experts % routing.groups == 0 and routing.groups <= MAX_EXPERT_GROUPS, "expert groups", operand)
         in_groups = num_experts // routing.groups * routing.chosen_groups
-        _require(routing.chosen_groups <= routing.groups and top_k <= in_groups, "expert groups", logits)
+        _require(routing.chosen_groups <= routing.groups and top_k <= in_groups, "expert groups", operand)
         for vector in (bias, correction):
             if vector is not None:
-                _require(vector.shape == (num_experts,) and vector.dtype in FLOAT_DTYPES, "router bias", vector, logits)
+                _require(
+                    vector.shape == (num_experts,) and vector.dtype in FLOAT_DTYPES, "router bias", vector, operand
+                )
         if correction is not None:
             fits = correction.dtype == float32 and routing.kind in ("sigmoid", "softmax")
             _require(fits, "router correction", correction)
-        shape = (logits.shape[0], top_k)
+        shape = (num_tokens, top_k)
         _require(out.experts.shape == shape and out.experts.dtype == int32, "chosen experts", out.experts)
         _require(out.weights.shape == shape and out.weights.dtype == float32, "weights of experts", out.weights)
         _require(out.offsets.shape == (num_experts + 1,) and out.offsets.dtype == int32, "offsets", out.offsets)
         for pairs in (out.pairs, out.places):
             _require(pairs.shape == (out.experts.size,) and pairs.dtype == int32, "pairs", pairs)
-        if logits.size:
-            self._route(logits, routing, out, bias, correction)
 
     def expert_up(
         self,
@@ -193,6 +232,18 @@ class MoEOps(CheckedOps):
     def _route(
         self, logits: Tensor, routing: Routing, out: Routed, bias: Tensor | None, correction: Tensor | None
     ) -> None: ...
+    def _route_rows(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        routing: Routing,
+        out: Routed,
+        norm: RMSNorm | None,
+        bias: Tensor | None,
+        correction: Tensor | None,
+    ) -> bool:
+        return False
+
     @abstractmethod
     def _expert_up(
         self,

@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import Tensor
@@ -20,7 +18,7 @@ UNEVEN_TOKENS = (640, 896, 1280, 1792)
 PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
 PROMPT_SEQS = (2, 9, 17, 33, 65, 129)  # including a row for the padded tokens
 
-MAX_VERIFIED_TOKENS = 128  # up to so many tokens, steps that verify drafts have graphs
+MAX_VERIFIED_TOKENS = 512  # up to so many tokens, steps that verify drafts have graphs
 
 MAX_SHORT_CONTEXT_SEQS = 16  # up to so many decodes have graphs for short contexts too
 
@@ -74,6 +72,11 @@ class StepGraphs:
     def full_sizes(self) -> tuple[int, ...]:
         """Numbers of tokens, ascending, to which a step with prompts is best filled; none before `capture`."""
         return tuple(size for size in self._prompt_tokens if size in FULL_TOKENS) if self._steps else ()
+
+    @property
+    def recorded(self) -> list[StepGraph]:
+        """Of each shape, once it is captured, without those for short contexts."""
+        return list(self._steps.values())
 
     def shapes(self) -> list[StepShape]:
         """All shapes to capture, largest first."""
@@ -135,8 +138,8 @@ class StepGraphs:
     def _find_verified(self, batch: StepBatch, shape: StepShape) -> StepGraph | None:
         """Each token may be a row, and is sampled; padded tokens are rows of their own."""
         place = bisect_left(self._verified_sizes, shape.num_tokens)
-        longest = int(np.diff(batch.cu_seqlens_q).max(initial=0))
-        if place == len(self._verified_sizes) or longest > self._draft_tokens + 1:
+        # There is a round of sampled rows for each token of the longest row.
+        if place == len(self._verified_sizes) or len(batch.rounds) > self._draft_tokens + 1:
             return None
         size = self._verified_sizes[place]
         return self._steps[StepShape(size, size, size, verifies=True)]

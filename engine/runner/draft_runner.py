@@ -64,7 +64,7 @@ class DraftDownload:
 
     def start(self) -> None:
         """Copy all of them."""
-        self._device.download_async(self._memory.array[: self._drafts.nbytes], self._drafts.pointer)
+        self._device.download_small(self._memory.array[: self._drafts.nbytes], self._drafts.pointer)
         self._arrived.record()
 
     def result(self) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -265,7 +265,7 @@ class ResultDownload:
         self._used += tensor.nbytes
         array = self._memory.array[start : self._used].view(tensor.dtype).reshape(tensor.shape)
         if tensor.nbytes:
-            self._device.download_async(array, tensor.pointer)
+            self._device.download_small(array, tensor.pointer)
         return array
 
     def result(self) -> StepResult:

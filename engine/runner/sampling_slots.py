@@ -75,7 +75,7 @@ class SamplingSlots:
         if tokens is not None:
             self._ops.reset_slot(state, slot, *tokens)
         for target, source in moves:
-            self._ops.device.copy(target.pointer, source.pointer, source.nbytes)
+            self._ops.device.copy_small(target.pointer, source.pointer, source.nbytes)
 
 
 def slot_init_bytes(max_model_len: int) -> int:

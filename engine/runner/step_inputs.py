@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,7 +95,7 @@ class StepInputs:
         self.shape = shape
         self._upload = upload
         self._places = _places(shape, bool(adapter_groups))
-        self._views: dict[int, list[tuple[str, str, Array, int | bytes]]] = {}  # of each stage of the upload
+        self._views: dict[int, list[_View]] = {}  # of each stage of the upload
         self.nbytes = aligned(self._places[-1].end)
         tensors = {
             (place.group, place.name): Tensor(upload.buffer, (place.length,), place.dtype, place.offset)
@@ -144,24 +145,50 @@ class StepInputs:
         views = self._views.get(number)
         if views is None:
             views = self._views[number] = [
-                (each.group, each.name, stage[each.offset : each.end].view(_copied_as(each.dtype)), each.padding)
-                for each in self._places
+                _View(each, stage[each.offset : each.end].view(_copied_as(each.dtype))) for each in self._places
             ]
+        is_own = self._upload.take_stage(self)
         sources = {"": batch, "sampling": batch.sampling, "table_updates": updates or NO_UPDATES}
-        for group, name, view, padding in views:
-            values = getattr(sources[group], name)
+        for view in views:
+            values = getattr(sources[view.group], view.name)
             count = len(values)
-            view[:count] = values
-            if count < len(view):
-                view[count:] = padding if name != "cu_seqlens_q" else self._starts_of_padding(batch)
+            if count:
+                view.array[:count] = values
+            if view.name == "cu_seqlens_q":
+                if count < view.length:
+                    shape = self.shape
+                    view.array[count:] = starts_of_padding(
+                        batch.num_tokens, shape.num_tokens, shape.num_seqs - batch.num_seqs
+                    )
+            elif count < (filled := view.num_filled if is_own else view.length):
+                view.array[count:filled] = view.padding
+            view.num_filled = count
         self._upload.submit(self.nbytes)
 
-    def _starts_of_padding(self, batch: StepBatch) -> Array:
-        """Each row of padding takes one token of padding, and the last what is left."""
-        rows = np.arange(1, self.shape.num_seqs - batch.num_seqs + 1, dtype=np.int32)
-        starts = np.minimum(batch.num_tokens + rows, self.shape.num_tokens)
-        starts[-1] = self.shape.num_tokens
-        return starts
+
+class _View:
+    """A place in a stage's memory.
+
+    Attributes:
+        num_filled: elements that are not padding, as long as nobody else has written to the stage.
+    """
+
+    __slots__ = ("array", "group", "length", "name", "num_filled", "padding")
+
+    def __init__(self, place: Place, array: Array) -> None:
+        self.group, self.name, self.length, self.padding = place.group, place.name, place.length, place.padding
+        self.array = array
+        self.num_filled = place.length
+
+
+@lru_cache(maxsize=1024)
+def starts_of_padding(num_tokens: int, room: int, num_rows: int) -> Array:
+    """[num_rows] behind the first of `room` tokens: each row of padding takes one token of padding, and the last what
+    is left."""
+    starts = np.minimum(num_tokens + np.arange(1, num_rows + 1, dtype=np.int32), np.int32(room))
+    starts[-1] = room
+    starts.flags.writeable = False  # it is shared
+    return starts
 
 
 def inputs_bytes(shape: StepShape, has_adapters: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""Uploads of many small host arrays in one H2D copy."""
+"""Uploads of many small host arrays in one H2D copy, which goes past larger ones."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class StepUpload:
         self.buffer: Buffer = device.allocate(nbytes)
         count = STAGES if device.asynchronous else 1
         self._stages: list[tuple[HostMemory, Mark]] = [(device.pinned(nbytes), device.event()) for _ in range(count)]
+        self._writers: list[object] = [None] * count
         self._index = 0
         self._used = 0
 
@@ -38,6 +39,12 @@ class StepUpload:
             copied.synchronize()
         return self._index, memory.array
 
+    def take_stage(self, writer: object) -> bool:
+        """`writer` fills the stage; -> whether it was the last to do so, and finds there what it left."""
+        was_last = self._writers[self._index] is writer
+        self._writers[self._index] = writer
+        return was_last
+
     def stage_array(self, array: np.ndarray[Any, Any]) -> Tensor:
         """Copy `array` to the stage; -> the tensor that it becomes with `submit`."""
         _, staged = self.next_stage()
@@ -45,6 +52,7 @@ class StepUpload:
         assert stop <= self.nbytes, "a step is larger than the engine's limits"
         staged[start:stop].view(array.dtype).reshape(array.shape)[...] = array
         self._used = aligned(stop)
+        self._writers[self._index] = None
         return Tensor(self.buffer, array.shape, array.dtype, start)
 
     def submit(self, nbytes: int | None = None) -> None:
@@ -52,7 +60,7 @@ class StepUpload:
         used = self._used if nbytes is None else nbytes
         if used:
             memory, copied = self._stages[self._index]
-            self._device.upload_async(self.buffer.pointer, memory.array[: min(used, self.nbytes)])
+            self._device.upload_small(self.buffer.pointer, memory.array[: min(used, self.nbytes)])
             copied.record()
             self._index = (self._index + 1) % len(self._stages)
         self._used = 0

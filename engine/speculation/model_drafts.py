@@ -10,6 +10,11 @@ from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
 ON_DEVICE = -1  # in a sequence's draft: a token that the device computes before the step
 
 
+def is_on_device(draft: list[int]) -> bool:
+    """Whether only the device will know a draft's tokens."""
+    return bool(draft) and draft[0] == ON_DEVICE
+
+
 class ReadSequence(Protocol):
     """The part of a running sequence that a draft model concerns; see `engine.core.sequence.Sequence`."""
 

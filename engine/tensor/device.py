@@ -70,6 +70,14 @@ class Device(ABC):
     def download_async(self, array: np.ndarray[Any, Any], pointer: int) -> None:
         """Submit a copy into contiguous `pinned` memory, which holds it once a later event is passed."""
 
+    def upload_small(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
+        """As `upload_async`, for what a step waits for: it does not wait for large copies beside the steps."""
+        self.upload_async(pointer, array)
+
+    def download_small(self, array: np.ndarray[Any, Any], pointer: int) -> None:
+        """As `download_async`, likewise."""
+        self.download_async(array, pointer)
+
     @abstractmethod
     def event(self) -> Mark:
         """A mark to put into the order of submitted work."""
@@ -77,6 +85,10 @@ class Device(ABC):
     @abstractmethod
     def copy(self, destination: int, source: int, nbytes: int) -> None:
         """Between two places on this device."""
+
+    def copy_small(self, destination: int, source: int, nbytes: int) -> None:
+        """As `copy`, for what a step waits for; see `upload_small`."""
+        self.copy(destination, source, nbytes)
 
     @abstractmethod
     def fill_bytes(self, pointer: int, value: int, nbytes: int) -> None:

@@ -58,12 +58,13 @@ def measure_shape(
             for tile in (tile for of_tokens in product.TILES.values() for tile in of_tokens):
                 if tile.fits(format, k, device.max_shared_bytes, normed=False) and (tile.tokens > 1 or m == 1):
                     saved, product.TILES = product.TILES, {tile.tokens: (tile,)}
+                    most, product.MAX_ROWS_TMA = product.MAX_ROWS_TMA, 0
                     try:
                         cells.append(
                             f"{tile.tokens}/{tile.units}/{tile.stages}/{tile.blocks} {measure(device, calls):.1f}"
                         )
                     finally:
-                        product.TILES = saved
+                        product.TILES, product.MAX_ROWS_TMA = saved, most
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least

@@ -153,7 +153,7 @@ def measure_decode_sizes(ops: CudaOps) -> None:
             x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
             calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
             cells = []
-            for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, groups=False, logits=False):
+            for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, logits=False):
                 with only_size(ops, tile):
                     cells.append(f"{tile.units}/{tile.stages} {measure(device, calls):.1f}")
             print(f"decode {m} x {k} x {n}, with quantising, by units/stages: {'  '.join(cells)}", flush=True)

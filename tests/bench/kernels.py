@@ -24,6 +24,7 @@ from tessera.engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, 
 from tests.support.sampling_cases import SlotTables, make_rows, make_state
 
 COLD_BYTES = 300 << 20  # several times the L2
+CODE = 0x2A  # of e4m3, 0.3
 CALLS = 20
 REPLAYS = 5
 LARGEST_CACHE = 64 * 8192  # tokens
@@ -145,6 +146,14 @@ def _layer_row(
     }
 
 
+def _random_cache(ops: CudaOps, cached: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
+    if cached == bfloat16:
+        return _random(ops, *shape)
+    codes = empty(shape, cached, ops.device)
+    ops.device.fill_bytes(codes.pointer, CODE, codes.nbytes)
+    return codes
+
+
 def attention(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
     ops.reserve_attention(256, 32, 128)
     for heads, kv_heads in ((16, 8), (32, 8)):
@@ -165,15 +174,19 @@ def _attention(
     queries: int,
     context: int,
     reference: TorchReference | None,
+    cached: np.dtype[Any] = bfloat16,
 ) -> Row:
-    """A decode with all that surrounds it in a layer: norms, rotation, KV store; a prefill alone."""
+    """A decode with all that surrounds it in a layer: norms, rotation, KV store; a prefill alone.
+
+    The cache holds `cached`: bfloat16, or uint8 for e4m3, all of which are alike.
+    """
     decodes = queries == 1
     head_dim, block_size = 128, 16
     per_row = -(-context // block_size)
-    layer_bytes = 4 * rows * per_row * block_size * kv_heads * head_dim
+    layer_bytes = 2 * cached.itemsize * rows * per_row * block_size * kv_heads * head_dim
     layers = max(1, min(2 * CALLS, COLD_BYTES // layer_bytes)) if decodes else 1
     cache_shape = (layers * rows * per_row, kv_heads, block_size, head_dim)
-    keys, values = _random(ops, *cache_shape), _random(ops, *cache_shape)
+    keys, values = (_random_cache(ops, cached, cache_shape) for _ in range(2))
     order = np.random.default_rng(0).permutation(layers * rows * per_row).astype(np.int32)
     tables = order.reshape(layers, rows, per_row)
     tokens = rows * queries
@@ -207,7 +220,7 @@ def _attention(
         "kernel": "attention decode" if decodes else "attention prefill",
         "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
         "us": microseconds,
-        "GB/s": 4 * rows * context * kv_heads * head_dim / microseconds / 1e3,
+        "GB/s": 2 * cached.itemsize * rows * context * kv_heads * head_dim / microseconds / 1e3,
         "TFLOP/s": 4 * pairs * heads * head_dim / microseconds / 1e6,
         "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
     }

@@ -2,9 +2,10 @@
 
     python -m tests.bench.mixtures [qwen3-30b-a3b gpt-oss-20b]
 
-measures, for each number of tokens, the router (product, choice, order), both products by the experts' weights, and
-their sum; beside them the same products in a loop, a dense one for each expert that has tokens. The choice is uniform,
-as random router weights make it. Loads over HTTP: `python -m tests.bench --only loads --model qwen3-30b-a3b`.
+measures, for each number of tokens, the router (norm, product, choice, order), both products by the experts' weights,
+and their sum, each by itself; all of them in turn, as a layer has them, where each begins while the one in front ends;
+and the same products in a loop, a dense one for each expert that has tokens. The choice is uniform, as random router
+weights make it. Loads over HTTP: `python -m tests.bench --only loads --model qwen3-30b-a3b`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rich.table import Table
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import PACKED_FORMATS, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.linear_interface import Activation
+from tessera.engine.ops.linear_interface import Activation, RMSNorm
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor, bfloat16, empty, float32, int32
 from tests.bench.kernels import measure
@@ -136,6 +137,7 @@ class MixtureBench:
         # A dense product for each expert takes dense weights, also where the mixture's are in blocks.
         self.each = {name: LinearWeight.of(self._random(rows, columns)) for name, (rows, columns) in sizes.items()}
         self.router = LinearWeight.of(self._random(shape.num_experts, shape.hidden))
+        self.gains = self._random(1, shape.hidden)[0]
 
     def _random(self, *shape: int) -> Tensor:
         return self.ops.fill_normal(empty(shape, bfloat16, self.ops.device), std=0.05, seed=sum(shape))
@@ -167,12 +169,22 @@ class MixtureBench:
         product, rows = (empty((pairs, width), bfloat16, device) for width in (2 * shape.inner, shape.hidden))
         activated, out = empty((pairs, shape.inner), bfloat16, device), self._random(num_tokens, shape.hidden)
 
+        norm = RMSNorm(self.gains, 1e-6, empty(x.shape, bfloat16, device))
+
         def route() -> None:
-            ops.linear(x, self.router, out=logits)
-            ops.route(logits, routing, routed)
+            if not ops.route_rows(x, self.router, routing, routed, norm=norm):
+                ops.rmsnorm(x, norm.weight, norm.eps, out=norm.scratch)
+                ops.linear(norm.scratch, self.router, out=logits)
+                ops.route(logits, routing, routed)
 
         def up(weight: LinearWeight) -> None:
             ops.expert_up(x, weight, routed, shape.activation, product=product, gathered=rows, out=activated)
+
+        def layer(weights: dict[str, LinearWeight]) -> None:
+            route()
+            up(weights["up"])
+            ops.expert_down(activated, weights["down"], routed, rows)
+            ops.combine_experts(rows, routed, out, accumulate=True)
 
         route()
         device.synchronize()
@@ -185,6 +197,7 @@ class MixtureBench:
                 for i in range(CALLS)
             ],
             "combine": [partial(ops.combine_experts, rows, routed, out, accumulate=True)] * CALLS,
+            "in turn": [partial(layer, self.weights[i % COPIES]) for i in range(CALLS)],
             "dense loop": [partial(self._loop, counts, product, rows, activated)],
         }
         found = {name: measure(device, list_of) for name, list_of in calls.items()}
@@ -208,7 +221,7 @@ def main() -> None:
     for name in sys.argv[1:] or SHAPES:
         bench = MixtureBench(ops, SHAPES[name])
         table = Table(title=f"{name}: microseconds of a layer's mixture, bf16")
-        for column in ("tokens", "router", "up", "down", "combine", "dense loop", "TFLOP/s"):
+        for column in ("tokens", "router", "up", "down", "combine", "in turn", "dense loop", "TFLOP/s"):
             table.add_column(column, justify="right")
         for num_tokens in TOKENS:
             row = bench.measure(num_tokens)

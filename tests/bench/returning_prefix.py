@@ -4,13 +4,16 @@
 
 drives the engine alone, in this process. The KV cache holds the streams and one prefix. All prefixes are computed one
 after the other, then others until the cache holds none of the first; these come back one by one while the streams
-decode. The last line is JSON: milliseconds to the first token of a prefix that is computed beside nothing, and of one
-that comes back; percentiles of the time between a stream's tokens alone, and while a prefix comes back.
+decode, and nothing else is computed then. The last line is JSON: milliseconds to the first token of a prefix that is
+computed beside nothing, and of one that comes back; percentiles of the time between a stream's tokens alone, and while
+a prefix comes back, where a step is one time for all streams; and of each that comes back the longest time between two
+tokens, and the steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import statistics
@@ -19,7 +22,7 @@ import time
 from array import array
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -77,6 +80,10 @@ def gaps(times: dict[str, list[float]], spans: list[tuple[float, float]]) -> lis
     return found
 
 
+def longest(times: dict[str, list[float]], span: tuple[float, float]) -> float:
+    return max(gaps(times, [span]))
+
+
 def make_core(given: argparse.Namespace, root: Path, num_stream_tokens: int) -> EngineCore:
     """An engine with room for the streams and a prefix, and host memory for all prefixes."""
     folder, load_format = engine_model(given.model, root)
@@ -101,7 +108,7 @@ def make_core(given: argparse.Namespace, root: Path, num_stream_tokens: int) -> 
     return core
 
 
-def measure(given: argparse.Namespace, root: Path) -> dict[str, float]:
+def measure(given: argparse.Namespace, root: Path) -> dict[str, Any]:
     rng = random.Random(given.seed)
 
     def tokens(count: int) -> list[int]:
@@ -109,6 +116,8 @@ def measure(given: argparse.Namespace, root: Path) -> dict[str, float]:
 
     num_stream_tokens = QUIET_STEPS + given.prefixes * (given.return_steps + PAUSE_STEPS)
     core = make_core(given, root, num_stream_tokens)
+    gc.collect()
+    gc.freeze()  # as the engine's process does once all is loaded
     engine = Timed(core)
     engine.first_token_of("warm", tokens(given.prefix_tokens))
     prefixes = [tokens(given.prefix_tokens) for _ in range(given.prefixes)]
@@ -124,14 +133,15 @@ def measure(given: argparse.Namespace, root: Path) -> dict[str, float]:
     for _ in range(QUIET_STEPS):
         engine.step()
     quiet = (begin, time.monotonic())
-    spans, returned = [], []
+    spans, returned, num_steps = [], [], []
     tiers = core.block_manager.tiers
     assert tiers is not None
     before = tiers.metrics.num_hits
     for number, prefix in enumerate(prefixes):
-        begin = time.monotonic()
+        begin, before_step = time.monotonic(), core.num_steps
         returned.append(engine.first_token_of(f"returned/{number}", prefix))
         spans.append((begin, time.monotonic()))
+        num_steps.append(core.num_steps - before_step)
         for _ in range(PAUSE_STEPS):
             engine.step()
         assert core.has_work, "the streams have ended; --return-steps is too small"
@@ -153,6 +163,8 @@ def measure(given: argparse.Namespace, root: Path) -> dict[str, float]:
         "beside_p50_ms": 1000 * statistics.median(beside),
         "beside_p99_ms": 1000 * float(np.percentile(beside, 99)),
         "p99_ratio": float(np.percentile(beside, 99) / np.percentile(alone, 99)),
+        "longest_ms": [round(1000 * longest(times, span), 2) for span in spans],
+        "steps": num_steps,
     }
 
 
@@ -169,7 +181,8 @@ def main() -> None:
     print(f"seed {given.seed}")
     with tempfile.TemporaryDirectory() as root:
         found = measure(given, Path(root))
-    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+    rounded = {name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}
+    print(json.dumps(rounded))
 
 
 if __name__ == "__main__":

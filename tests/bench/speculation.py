@@ -4,7 +4,7 @@
     python -m tests.bench.speculation texts [--folder MODEL]
 
 `held` has random weights, and holds acceptance at --acceptance for each draft token, whatever is sampled: look-up runs,
-its drafts are replaced, and of each as many tokens count as a generator says. With --method draft_model a model of
+its drafts are replaced, and of each as many tokens count as that comes to. With --method draft_model a model of
 Qwen3-0.6B's shape computes drafts, with eagle3 a head, with mtp a further layer. The time of a step with a draft
 against one without is there too. `texts` is a real model (the built-in one) that copies, reverses a list and fills
 JSON, with real acceptance. Each line is JSON.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import random
 import tempfile
 import time
@@ -39,6 +40,7 @@ from tests.bench.models import CONFIGS, QWEN3_06B, write_model
 from tests.support.paths import BUILTIN
 
 CLIENT = b"bench"
+GOLDEN_RATIO = (math.sqrt(5.0) - 1.0) / 2.0  # multiples of it, less their whole parts, are spread evenly
 MODES = ("off", "on", "auto")
 LISTED = "anchor basket candle dragon engine forest garden hammer island jacket kettle ladder magnet needle"
 PERSON = {
@@ -67,16 +69,21 @@ class HeldDrafting(Drafting):
 
 
 class Held:
-    """Patches under which acceptance is `rate`."""
+    """Patches under which acceptance is `rate`.
+
+    As many tokens of a draft count as with a chance of `rate` for each, but evenly: the chances are numbers that fill
+    0 to 1 without clusters, so some dozen steps come to the tokens that are expected of them, and two runs to the same.
+    """
 
     def __init__(self, rate: float, seed: int) -> None:
-        rng = random.Random(seed)
+        place = random.Random(seed).random()
 
         def count_accepted(draft: VerifiedDraft, sampled: Sequence[int]) -> int:
-            count = 0
-            while count < len(draft.tokens) and rng.random() < rate:
-                count += 1
-            return count
+            nonlocal place
+            place = (place + GOLDEN_RATIO) % 1.0
+            if rate <= 0.0 or rate >= 1.0:
+                return len(draft.tokens) if rate > 0.0 else 0
+            return min(len(draft.tokens), int(math.log(1.0 - place) / math.log(rate)))
 
         def make_drafting(speculator: Speculator, *given: Any) -> Drafting:
             drafting = make(speculator, *given)

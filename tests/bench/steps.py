@@ -122,13 +122,20 @@ def main() -> None:
     parser.add_argument("model", choices=(*DENSE, *MIXTURES, *quantised))
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
     device = CudaDevice()
     with tempfile.TemporaryDirectory() as work:
         folder, arguments = serve.prepare(options.model, Path(work))
         load_format: Literal["auto", "dummy"] = "dummy" if "dummy" in arguments else "auto"
-        config = EngineConfig(model=str(folder), load_format=load_format, max_model_len=9000, block_size=BLOCK_SIZE)
+        config = EngineConfig(
+            model=str(folder),
+            load_format=load_format,
+            max_model_len=9000,
+            block_size=BLOCK_SIZE,
+            kv_cache_dtype=options.kv_cache_dtype,
+        )
         begin = time.perf_counter()
         runner = ModelRunner(config, load_config(folder), device, CudaOps(device))
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")

@@ -37,8 +37,12 @@ from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
+from tessera.engine.ops.cuda.quant import sm90_row
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
+from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
+from tessera.engine.ops.cuda.quant.sm90_row import SM90_BLOCK_ROW
+from tessera.engine.ops.cuda.quant.sm90_rows import SM90_BLOCK_ROWS
 from tessera.engine.ops.cuda.registry import OF_DRAFTS, all_instantiations, all_specs
 from tessera.engine.ops.cuda.training.sm90 import SM90_TURNED_MATMUL
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, E4M3
@@ -139,7 +143,14 @@ OF_ATTENTION_OF_DRAFTS = {
     "80": {"256 4 1 1 true false"},
     "90a": {"128 4 2 2 false false", "64 4 2 2 false true"},
 }
-BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
+BLOCK_PRODUCTS = (
+    BLOCK_MATMUL,
+    SM90_BLOCK_ROW,
+    SM90_BLOCK_ROWS,
+    SM90_BLOCK_FRAGMENTS,
+    SM90_BLOCK_MATMUL,
+    EXPERT_BLOCK_MATMUL,
+)
 OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
 # Kernels of training, for each dtype on one architecture, and heads of which size there.
 TRAINING_HEADS = {"80": "64", "90a": "128", "120a": "32"}
@@ -148,20 +159,25 @@ SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *OF_DRAFTS, *CAPPED, *training.SPECS)
 # Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
     "89": {
-        "fp8_quantize_kernel": {"false true"},
+        "fp8_quantize_kernel": {"false true 1"},
         "fp8_decode_kernel": {"8 4 3 true"},
         "fp8_matmul_kernel": {"64 128 false"},
     },
     "90a": {
-        "fp8_quantize_kernel": {"true false"},
-        "fp8_decode_kernel": {"1 4 3 true", "16 4 2 false"},
+        "fp8_quantize_kernel": {"true false 2", "false false 4"},
+        "fp8_decode_kernel": {"1 4 4 true", "16 4 3 false"},
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},
         "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
-        "paged_attention_decode_kernel": {"80 4 2 true false false false", "128 4 2 true true false false"},
+        "sm90_paged_attention_prefill_kernel": {"64 3 2 false true false", "128 2 2 false false false"},
+        "paged_attention_decode_kernel": {
+            "80 4 4 true false false false",
+            "128 2 3 true false false false",
+            "128 4 3 true true false false",
+        },
         "paged_attention_drafts_kernel": {"128 4 2 1 false false"},
     },
     "120a": {
@@ -169,8 +185,8 @@ OF_FP8 = {
         "paged_attention_prefill_kernel": {"256 1 32 false true false"},
         "paged_attention_decode_kernel": {
             "256 4 1 true false true false",
-            "64 4 2 false false false true",
-            "64 4 2 true true false true",
+            "64 4 4 false false false true",
+            "64 4 4 true true false true",
         },
     },
 }
@@ -200,6 +216,12 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
         smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
         return smallest or values["F"] == "Q4_K"
+    if spec is SM90_BLOCK_FRAGMENTS:  # likewise
+        smallest = (values["T"], values["Out"], values["TOKENS"]) == ("__nv_bfloat16", "__nv_bfloat16", "64")
+        return (smallest and values["WARPGROUPS"] == "2") or values["F"] == "Q4_K"
+    if spec in (SM90_BLOCK_ROW, SM90_BLOCK_ROWS):  # each type once on one architecture, and one type everywhere
+        largest = values["Out"] == values["T"] and values.get("TOKENS", "16") == "16"
+        return values["F"] == "Q4_K" or (largest and arch == "90a")
     if spec is EXPERT_BLOCK_MATMUL:  # each type by one tile on one or two architectures, and one type by all
         archs = ("80",) if "Group" in values["F"] else ("80", "90a")
         of_all = arch in archs and (values["TOKENS"], values["UNITS"]) == ("16", "4")
@@ -288,7 +310,9 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         assert {spec for spec in training.SPECS if spec.supports(arch)} <= {spec for spec, _ in pairs_for(arch)}
     for sampled in BLOCK_PRODUCTS:
         place = sampled.template.index("F")
-        assert {template[place] for spec, template in compiled if spec is sampled} == KERNEL_FORMATS.keys()
+        without = sm90_row.NO_INTEGERS if sampled is SM90_BLOCK_ROW else ()
+        formats = {name for name in KERNEL_FORMATS if not name.startswith(without)}
+        assert {template[place] for spec, template in compiled if spec is sampled} == formats
     for arch in DTYPE_OF_ARCH:
         expected = {spec for spec in all_specs() if spec.supports(arch)} - set(SAMPLED)
         assert {spec for spec, _ in pairs_for(arch)} - set(SAMPLED) == expected

@@ -18,6 +18,7 @@ from tessera.engine.ops.cuda.attention import general, memory, prefill
 from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
 from tessera.engine.ops.cuda.attention.problem import CAPPED_HEAD_DIMS
 from tessera.engine.ops.cuda.linear import decode, gemv, portable
+from tessera.engine.ops.cuda.linear.problem import GELU_GATE
 from tessera.engine.ops.cuda.registry import OF_DRAFTS, OF_RARE_OPS, all_instantiations
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
@@ -31,6 +32,7 @@ from tessera.engine.tensor import (
     float32,
     int8,
     int32,
+    uint8,
     uint32,
     uint64,
 )
@@ -42,6 +44,7 @@ LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
 C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
     "int": int32,
     "signed char": int8,
+    "unsigned char": uint8,
     "unsigned": uint32,
     "unsigned long long": uint64,
 }
@@ -202,6 +205,45 @@ def test_norm_product_activation_and_residual_of_a_decode_step_are_few_kernels(
         assert len(device.launches) == 3 + norms, "only several rows of float16 are normalised beforehand"
 
 
+def gated_by_gelu(ops: CudaOps, num_rows: int, width: int, features: int) -> None:
+    x, norm, normed = (empty(shape, bfloat16, ops.device) for shape in ((num_rows, width), (width,), (num_rows, width)))
+    weight, gate_up = (
+        empty(shape, bfloat16, ops.device) for shape in ((2 * features, width), (num_rows, 2 * features))
+    )
+    scratch = {"normed": normed, "gate_up": gate_up}
+    norm_product_silu_mul(ops, x, norm, 1e-6, weight, function="gelu_tanh_mul", **scratch)
+
+
+def names_of(device: WritingDevice) -> list[str]:
+    return [launch.spec.name for launch in device.launches]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 16])
+def test_a_gate_with_gelu_is_part_of_the_product(num_rows: int) -> None:
+    device = WritingDevice(clusters=True)
+    gated_by_gelu(CudaOps(device), num_rows, 2560, 10240)  # type: ignore[arg-type]
+    (launch,) = device.launches
+    assert launch.spec is decode.MATMUL_DECODE
+    assert launch.params.gated == GELU_GATE
+    check_launch(launch, set(linear.instantiations((C_TYPE_NAMES[bfloat16],))), device.max_shared_bytes)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_in_order_a_gate_with_gelu_follows_the_product(num_rows: int) -> None:
+    device = WritingDevice(clusters=True)
+    gated_by_gelu(CudaOps(device, batch_invariant=True), num_rows, 2560, 10240)  # type: ignore[arg-type]
+    assert names_of(device) == ["rmsnorm_kernel", "ordered_matmul_kernel", "gelu_mul_kernel"]
+
+
+def test_a_long_row_stays_in_shared_memory() -> None:
+    device = WritingDevice(clusters=True)
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    for width in (decode.MAX_RESIDENT_FEATURES, decode.MAX_RESIDENT_FEATURES + 8):
+        ops.matmul(empty((1, width), bfloat16, device), empty((2560, width), bfloat16, device))
+    tokens = decode.MATMUL_DECODE.template.index("TOKENS")
+    assert [launch.template[tokens] for launch in device.launches] == ["1", "8"]
+
+
 def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
     """On the device that the figures are from: which one runs follows from the sizes."""
     device = WritingDevice(clusters=True)
@@ -359,10 +401,11 @@ def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
         assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
 
 
+@pytest.mark.parametrize("cached", [bfloat16, uint8], ids=["16 bits", "e4m3"])
 @pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (32, 8), (8, 1), (12, 1), (4, 4)])
 def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
-    num_heads: int, num_kv_heads: int, clusters: bool
+    num_heads: int, num_kv_heads: int, clusters: bool, cached: np.dtype[Any]
 ) -> None:
     compiled = set(attention.instantiations(("__nv_bfloat16",)))
     found = set()
@@ -373,6 +416,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 q, cache, metadata = attention_step(
                     device, [1] * num_seqs, [longest] * num_seqs, num_heads, num_kv_heads, head_dim
                 )
+                cache = empty(cache.shape, cached, device)
                 qkv = empty((num_seqs, (num_heads + 2 * num_kv_heads) * head_dim), bfloat16, device)
                 ops = CudaOps(device)  # type: ignore[arg-type]
                 ops.attention(qkv, cache, cache, metadata, HeadTransform(), num_heads=num_heads, scale=0.1, queries=q)

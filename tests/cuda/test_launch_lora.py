@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
+from tessera.engine.ops.cuda.lora import expand_config, expand_shape, shrink_config
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.cuda.test_launch_steps import StepDevice, batch_of, launches_of
 from tests.support.paths import BUILTIN
@@ -72,6 +74,27 @@ def test_a_step_with_adapters_is_a_graph_of_two_kernels_a_product(
     products = 4 * runner.model.num_layers
     is_decode = max(counts) == 1
     assert [names[name] for name in LORA] == [1 if is_decode else 2, products, products]
+    assert not names["silu_mul_kernel"], "the kernel that adds adapters does it"
+
+
+def test_few_rows_have_a_block_for_each_slice_of_the_width() -> None:
+    """64 rows over 16 adapters of rank 16, and a long prompt; without room for their sums blocks take all slices."""
+    room = 64 * 3 * 16 * 14
+    down = partial(shrink_config, num_slots=16, parts=1, max_rank=16, width=14336, multiprocessors=132)
+    assert down(64, room=room).grid == (20, 1, 14)
+    assert down(64, room=64 * 16).grid == (20, 1, 1)
+    assert down(8192, room=1 << 30).grid == (528, 1, 1)
+    assert shrink_config(64, 16, 3, 16, 4096, room, 132).grid == (20, 3, 4)
+
+
+@pytest.mark.parametrize(("max_rank", "features"), [(8, 256), (16, 512), (24, 256), (256, 256)])
+def test_blocks_have_features_of_one_part(max_rank: int, features: int) -> None:
+    shape = expand_shape(max_rank)
+    assert shape.features(gated=False) == features
+    assert shape.features(gated=True) == features // 2
+    apart = expand_config(64, 16, (4096, 1024, 1000), shape, gated=False)
+    assert apart.grid == (20, 6 * 1024 // features, 1)
+    assert expand_config(64, 16, (14336, 14336), shape, gated=True).grid == (24, 2 * 14336 // features, 1)
 
 
 def test_an_adapter_is_put_into_its_slot(runners: tuple[ModelRunner, ModelRunner], tmp_path: Path) -> None:

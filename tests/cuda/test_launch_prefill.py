@@ -18,10 +18,11 @@ def test_prefill_on_sm90_has_no_more_blocks_than_run(shape: sm90_prefill.Sm90Sha
     for num_tokens, num_seqs in ((2, 1), (512, 1), (8192, 64), (1 << 20, 4096)):
         tiles = sm90_prefill.most_tiles(shape, num_tokens, num_seqs, 32, 8)
         assert tiles >= num_tokens * 4 / shape.tile_rows * 8
-        config = sm90_prefill.prefill_config(shape, tiles, 132)
-        assert config.grid == (min(tiles, 132), 1, 1)
-        assert config.block[0] <= 512
-        assert config.shared_bytes + 512 <= SM90_SHARED_BYTES
+        for e4m3 in (False, True):
+            config = sm90_prefill.prefill_config(shape, tiles, 132, e4m3=e4m3)
+            assert config.grid == (min(tiles, 132), 1, 1)
+            assert config.block[0] <= 512
+            assert config.shared_bytes + 512 <= SM90_SHARED_BYTES
 
 
 def splits_of_tile(newest: int, first_position: int, context_len: int, window: int) -> int:

@@ -200,7 +200,7 @@ def test_many_aligned_rows_take_it(dtype: np.dtype[np.generic]) -> None:
         params = launch.params._asdict()
         assert params["x_map"] != b""
         assert params["num_rows"] == 200
-        assert (params["accumulate"], params["silu_mul"]) == (launch is accumulated, launch is gated)
+        assert (params["accumulate"], params["gated"]) == (launch is accumulated, launch is gated)
         width = int(launch.template[3]) // (2 if launch is gated else 1)
         assert params["weight_map"] == bytes([width // 2]) * 128, "a box holds a warp group's rows, or half of them"
     assert logits.template[1] == "float"

@@ -35,7 +35,18 @@ OPTIONS = (
 )
 WATCHED = ("-DEMULATED_RACES",)
 WATCHED_KERNEL = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1")
-WEIGHTS = ("weight", "weight_map", "weight_scales", "codes", "headers", "norm", "bias")  # parameters
+WEIGHTS = (
+    "weight",
+    "weight_map",
+    "weight_scales",
+    "codes",
+    "headers",
+    "codes_map",
+    "headers_map",
+    "norm",
+    "bias",
+    "groups",
+)  # parameters
 PLACE = re.compile(r"\{((?:0x[0-9a-f]+ ?)*)\}")  # in a message: a call, and those that led there
 
 

@@ -199,6 +199,11 @@ inline void ptx_ld_global_nc_L1__no_allocate_v4_u32(unsigned& x, unsigned& y, un
   const uint4 v = *static_cast<const uint4*>(from);
   x = v.x, y = v.y, z = v.z, w = v.w;
 }
+inline void ptx_ld_global_nc_L1__no_allocate_L2__256B_v4_u32(unsigned& x, unsigned& y, unsigned& z, unsigned& w,
+                                                             const void* from) {
+  ptx_ld_global_nc_L1__no_allocate_v4_u32(x, y, z, w, from);
+}
+inline void ptx_ld_global_nc_u8(unsigned& v, const void* from) { v = *static_cast<const unsigned char*>(from); }
 inline void ptx_ld_global_L1__no_allocate_u32(unsigned& v, const void* from) {
   v = *static_cast<const unsigned*>(from);
 }
@@ -304,6 +309,13 @@ inline void ptx_st_release_sys_global_u32(unsigned* to, unsigned value) {
 inline void ptx_ld_acquire_sys_global_u32(unsigned& value, const unsigned* from) {
   std::this_thread::yield();
   value = reinterpret_cast<const std::atomic<unsigned>*>(from)->load(std::memory_order_acquire);
+}
+inline void ptx_st_relaxed_sys_global_u64(unsigned long long* to, unsigned long long value) {
+  reinterpret_cast<std::atomic<unsigned long long>*>(to)->store(value, std::memory_order_relaxed);
+}
+inline void ptx_ld_relaxed_sys_global_u64(unsigned long long& value, const unsigned long long* from) {
+  std::this_thread::yield();
+  value = reinterpret_cast<const std::atomic<unsigned long long>*>(from)->load(std::memory_order_relaxed);
 }
 inline void ptx_mov_u64_globaltimer(unsigned long long& now) {
   now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);

@@ -71,6 +71,12 @@ inline void ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complet
   emulated::check_policy(policy);
   emulated::start_box(to, map, {x, y}, barrier);
 }
+inline void ptx_cp_async_bulk_tensor_3d_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint(
+    std::uint32_t to, unsigned long long map, int x, int y, int z, std::uint32_t barrier,
+    unsigned long long policy) {
+  emulated::check_policy(policy);
+  emulated::start_box(to, map, {x, y, z}, barrier);
+}
 inline void
 ptx_cp_async_bulk_tensor_2d_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster(
     std::uint32_t to, unsigned long long map, int x, int y, std::uint32_t barrier, unsigned short blocks) {

@@ -79,7 +79,7 @@ def memory_of(encoded: bytes) -> tuple[int, int]:
     """Where the matrix of a map lies, and its bytes."""
     address, *numbers = FORMAT.unpack(encoded)
     strides, sizes, rank = numbers[:4], numbers[5:10], numbers[15]
-    return address, strides[rank - 2] * sizes[rank - 1]
+    return address, max(strides[i] * sizes[i + 1] for i in range(rank - 1))
 
 
 @contextmanager

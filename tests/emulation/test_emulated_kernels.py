@@ -227,6 +227,9 @@ def test_products_on_sm_90a(kind: str, sm90_ops: CudaOps) -> None:
         sm90.launch(sm90_ops.device, plan, x, weight, None, gated, silu_mul=True)
         expected = product_silu_mul(cpu, a, b, gate_up=empty((m, n), dtype, CPU))
         assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
+        sm90.launch(sm90_ops.device, plan, x, weight, None, gated, gelu_mul=True)
+        expected = product_silu_mul(cpu, a, b, gate_up=empty((m, n), dtype, CPU), function="gelu_tanh_mul")
+        assert_close(gated.numpy(), expected.numpy(), dtype, roundings=2)
         check_guards(whole)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tessera.engine.core.sequence import SequenceStatus
 from tessera.engine.kv_tiers.disk_tier import DiskTier
 from tessera.engine.kv_tiers.metrics import TierMetrics
-from tessera.engine.kv_tiers.tiers import MAX_READ_SECONDS, KVTiers
+from tessera.engine.kv_tiers.tiers import MAX_READ_SECONDS, KVTiers, Parts
 from tests.support.fake_runner import CLIENT, NON_FINITE, FakeRunner, Harness, generate
 from tests.support.fake_tiers import FakeCopies, LateExecutor, LateMark, MemoryFiles, check_tiers_quiet
 
@@ -24,8 +24,8 @@ class HeldCopies(FakeCopies):
 
     is_held = False
 
-    def to_device(self, *arguments: Any) -> LateMark:
-        mark = super().to_device(*arguments)
+    def to_device(self, *arguments: Any, **options: Any) -> LateMark:
+        mark = super().to_device(*arguments, **options)
         query = mark.query
         mark.query = lambda: mark.is_done if self.is_held else query()  # type: ignore[method-assign]
         return mark
@@ -34,12 +34,12 @@ class HeldCopies(FakeCopies):
 class Engine(Harness):
     """An engine that has evicted PROMPT's blocks."""
 
-    def __init__(self, num_slots: int = 100, **settings: Any) -> None:
+    def __init__(self, num_slots: int = 100, parts: Parts | None = None, **settings: Any) -> None:
         rng = random.Random(1)
 
         def make_tiers(runner: FakeRunner) -> KVTiers:
             self.copies = HeldCopies(rng, runner.planes, num_slots)
-            return KVTiers(self.copies, sleep=lambda seconds: None)
+            return KVTiers(self.copies, parts=parts, sleep=lambda seconds: None)
 
         super().__init__(
             num_blocks=24, block_size=4, max_num_seqs=3, asynchronous=True, make_tiers=make_tiers, **settings
@@ -76,6 +76,75 @@ def test_others_run_while_a_prefix_is_copied_back() -> None:
     assert engine.tiers is not None
     assert (engine.tiers.metrics.num_hits, engine.tiers.metrics.num_queries) == (40, 40 * 6 + 2)
     check_tiers_quiet(engine.tiers)
+
+
+def test_a_load_is_submitted_in_parts_beside_steps_and_at_once_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(parts=Parts(before_step=2, beside_decodes=1, beside_prompts=3))
+    submitted: list[int] = []
+    to_device = engine.copies.to_device
+
+    def note(slots: Any, blocks: Any, after: Any, *, goes_on: bool = False) -> LateMark:
+        assert goes_on is bool(submitted), "what follows the first part waits for no later step"
+        submitted.append(len(slots))
+        return to_device(slots, blocks, after, goes_on=goes_on)
+
+    monkeypatch.setattr(engine.copies, "to_device", note)
+    engine.add("short", [3, 4, 5], 30, ignore_eos=True)
+    engine.step()
+    engine.step()
+    engine.add("again", PROMPT, 4)
+    engine.step()
+    assert submitted == [2, 1], "before the step and beside it"
+    engine.add("other", [7, 7, 7], 20, ignore_eos=True)
+    engine.step()
+    assert submitted == [2, 1, 2, 3], "that step has a prompt"
+    engine.step()
+    assert submitted == [2, 1, 2, 3, 2]
+    engine.copies.is_held = False
+    engine.run()
+    assert engine.token_ids["again"] == generate(PROMPT, 4)[0]
+    assert engine.last_outputs["again"].num_cached_tokens == 40
+    assert engine.tiers is not None
+    check_tiers_quiet(engine.tiers)
+
+
+def test_what_leaves_half_way_is_submitted_no_further() -> None:
+    engine = Engine(parts=Parts(before_step=2, beside_decodes=1))
+    engine.add("short", [3, 4, 5], 30, ignore_eos=True)
+    engine.step()
+    engine.step()
+    engine.add("again", PROMPT, 4)
+    engine.step()
+    assert engine.tiers is not None
+    copied = engine.tiers.metrics.num_bytes["CPU_to_GPU"]
+    assert copied == 3 * engine.copies.slot_bytes
+    engine.core.abort(["again"], CLIENT)
+    for number in range(3):  # its blocks are written to anew
+        engine.add(f"new{number}", [*range(70, 90), number], 3)
+    engine.run()
+    for number in range(3):
+        assert engine.token_ids[f"new{number}"] == generate([*range(70, 90), number], 3)[0]
+    assert engine.tiers.metrics.num_bytes["CPU_to_GPU"] == copied
+    engine.copies.is_held = False
+    check_tiers_quiet(engine.tiers)
+
+
+def test_a_step_waits_for_the_part_that_has_its_block() -> None:
+    engine = Engine(parts=Parts(stored=2))
+    tiers = engine.tiers
+    assert tiers is not None
+    tiers.finish_copies()
+    held: list[Any] = []
+    tiers._hold_steps = held.append  # type: ignore[method-assign, assignment]
+    blocks = [0, 1, 2, 3, 4]
+    tail = tiers.save_tail(blocks, 0, 20)
+    assert tail is not None
+    tiers.claim(3)
+    tiers.submit()
+    assert [stored for _, stored, _ in tiers._storing] == [[0, 1], [2, 3], [4]]
+    assert held == [tiers._busy[3]]
+    assert tiers._busy[3] is not tiers._busy[1]
+    tiers.drop_tail(tail)
 
 
 def test_requests_with_the_same_prefix_wait_for_one_load() -> None:

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from tessera.engine.core.block_manager import BlockManager
+from tessera.engine.core.block_manager import STORED_AT_ONCE, STORED_SHARE, BlockManager
 from tessera.engine.core.sequence import Sequence as EngineSequence
 from tessera.engine.kv_tiers.load import Load, SavedTail
 from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
+from tessera.engine.kv_tiers.slot_pool import SlotPool
 from tests.engine.test_block_manager import BLOCK_SIZE, Report, make_sequence, num_hits, start, tokens
 
 
@@ -20,6 +21,7 @@ class Host:
 
     def __init__(self) -> None:
         self.is_up = True
+        self.pool = SlotPool(8192)
         self.metrics = SimpleNamespace(num_queries=0, num_hits=0)
         self.kept: dict[bytes, PublishedBlock] = {}
         self.log: list[tuple[str, Any]] = []
@@ -345,8 +347,8 @@ def test_nothing_is_saved_of_what_is_published_or_still_loads() -> None:
 
 @pytest.mark.parametrize(("num_ahead", "num_taken"), [(32, 2), (33, 3)])
 def test_what_is_evicted_next_is_stored_ahead_once_a_sixteenth_was_taken(num_ahead: int, num_taken: int) -> None:
-    manager, host = make(8 * num_ahead)
-    ended, _ = start(manager, tokens(8 * num_ahead - 6))
+    manager, host = make(STORED_SHARE * num_ahead)
+    ended, _ = start(manager, tokens(STORED_SHARE * num_ahead - 6))
     manager.release(ended)
     host.log.clear()
     manager._num_taken = 0
@@ -363,6 +365,17 @@ def test_what_is_evicted_next_is_stored_ahead_once_a_sixteenth_was_taken(num_ahe
     manager.store_ahead()
     assert host.noted("submit") == [None], "counted anew"
     assert sorted(host.noted("claim")) == sorted(taker.block_table)
+
+
+def test_much_is_stored_ahead_in_parts() -> None:
+    manager, host = make(3 * STORED_AT_ONCE * STORED_SHARE)
+    manager.release(start(manager, tokens(manager.num_blocks))[0])
+    host.log.clear()
+    for count in (1, 2, 3, 3):
+        manager.store_ahead()
+        assert len(host.noted("store")) == count * STORED_AT_ONCE
+    assert host.noted("store") == list(manager.cached_blocks)[: 3 * STORED_AT_ONCE], "what is evicted next comes first"
+    assert len(host.noted("submit")) == 3, "then there is no more"
 
 
 def test_nothing_is_stored_ahead_while_enough_is_free() -> None:

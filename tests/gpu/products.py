@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.support.linear_calls import product_silu_mul
 from tests.support.op_cases import poisoned, random_array
@@ -30,6 +31,7 @@ class Multiply(Protocol):
 
 
 HALVES = [bfloat16, float16]
+GATES: tuple[Activation, ...] = ("silu_mul", "gelu_tanh_mul")
 
 # (rows, in_features, columns): whole tiles; edges in all directions; less than a step; fewer columns than a pair
 # of tiles; several tiles for each block; few rows.
@@ -59,7 +61,8 @@ class Product:
     residual: Array
     plain: Array  # with bias
     added: Array  # with bias, to the residual
-    gated: Array | None
+    gated: Array | None  # with SiLU
+    gated_by_gelu: Array | None
 
 
 @lru_cache(maxsize=len(SHARING_SHAPES))
@@ -70,10 +73,11 @@ def product(index: int) -> Product:
     bias, residual = random_array(3, (n,), dtype), random_array(4, (m, n), dtype)
     cpu_x, cpu_weight, cpu_bias = (from_numpy(array, CPU) for array in (x, weight, bias))
     added = ops.matmul(cpu_x, cpu_weight, cpu_bias, from_numpy(residual, CPU), accumulate=True).numpy()
-    gated = None
+    gated: list[Array | None] = [None, None]
     if n % 16 == 0:
-        gated = product_silu_mul(ops, cpu_x, cpu_weight, gate_up=empty((m, n), dtype, CPU)).numpy()
-    return Product(x, weight, bias, residual, ops.matmul(cpu_x, cpu_weight, cpu_bias).numpy(), added, gated)
+        gate_up = empty((m, n), dtype, CPU)
+        gated = [product_silu_mul(ops, cpu_x, cpu_weight, gate_up=gate_up, function=gate).numpy() for gate in GATES]
+    return Product(x, weight, bias, residual, ops.matmul(cpu_x, cpu_weight, cpu_bias).numpy(), added, *gated)
 
 
 def check_product(case: Product, multiply: Multiply, device: CudaDevice, no_transfers: NoTransfers) -> None:

@@ -18,7 +18,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.models.weights import quantised_source, stream
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product
+from tessera.engine.ops.cuda.quant import product, sm90_row, sm90_rows
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
@@ -190,6 +190,7 @@ def test_every_tile(tile: product.BlockTile, rows: int, cuda_ops: CudaOps, monke
     if not tile.fits(format, columns, cuda_ops.device.max_shared_bytes, normed=False):
         pytest.skip("it does not fit this device")
     monkeypatch.setattr(product, "TILES", {tile.tokens: (tile,)})
+    monkeypatch.setattr(product, "MAX_ROWS_TMA", 0)
     weight, exact = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
     numbers = exact if tile.tokens == 1 else dequantized(cuda_ops, weight, bfloat16)
     x = random_array(20, (tile.tokens, columns), bfloat16, 1 / 64)
@@ -201,11 +202,71 @@ def test_every_tile(tile: product.BlockTile, rows: int, cuda_ops: CudaOps, monke
     assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), bfloat16, roundings=2)
 
 
+ROW_FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.NO_INTEGERS)]
+
+
+@pytest.mark.parametrize("ring_bytes", [1, 200 << 10])
+@pytest.mark.parametrize("name", ROW_FORMATS)
+def test_one_row_by_tma(name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several tiles of a block, the last cut off, items with fewer steps than warps, in short rings and long ones."""
+    format, rows, columns = KERNEL_FORMATS[name], 16 * 9 + 8, 3072
+    if not sm90_row.supports(cuda_ops.device, format, columns):
+        pytest.skip("the kernel needs sm_90")
+    monkeypatch.setattr(sm90_row, "RING_BYTES", ring_bytes)
+    monkeypatch.setattr(cuda_ops.device, "multiprocessors", 2)
+    weight, exact = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    x, norm = random_array(20, (1, columns), bfloat16, 1 / 64), random_array(22, (columns,), bfloat16)
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    logits, out, scratch = (poisoned((1, rows), kind, cuda_ops.device) for kind in (float32, bfloat16, bfloat16))
+    gated, normed = (poisoned((1, n), bfloat16, cuda_ops.device) for n in (rows // 2, columns))
+    cuda_ops.linear(device_x, weight, out=logits)
+    assert (np.abs(logits.numpy() - x.astype(np.float64) @ exact.T) <= fixed_point_bound(x, exact)).all()
+    expected = reference.matmul(x, exact)
+    cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(gated.numpy(), reference.silu_mul(expected), bfloat16, roundings=2)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(bfloat16)
+    cuda_ops.linear(device_x, weight, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    assert_close(out.numpy(), reference.matmul(after_norm, exact), bfloat16, roundings=2)
+    cuda_ops.linear(device_x, weight, out=out)
+    cuda_ops.linear(device_x, weight, epilogue=Accumulate(), out=out)
+    assert_close(out.numpy(), 2 * expected, bfloat16, roundings=2)
+
+
+@pytest.mark.parametrize("m", [2, 8, 13])
+@pytest.mark.parametrize("name", list(KERNEL_FORMATS))
+def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit what the kernel for more rows gives, over several tiles of a block, of which the last is cut off."""
+    format, rows, columns = KERNEL_FORMATS[name], 32 * 5 + 16, 3072
+    if not sm90_rows.supports(cuda_ops.device, format, m, columns, normed=True):
+        pytest.skip("the kernel needs sm_90")
+    monkeypatch.setattr(cuda_ops.device, "multiprocessors", 2)
+    monkeypatch.setattr(sm90_rows, "RING_BYTES", 1 if m == 8 else 80 << 10)
+    weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    x, bias = random_array(20, (m, columns), bfloat16, 1 / 64), random_array(21, (rows,), bfloat16)
+    biased = LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
+    device_x, norm = (from_numpy(a, cuda_ops.device) for a in (x, random_array(22, (columns,), bfloat16)))
+    results = []
+    for few in (True, False):
+        if not few:
+            monkeypatch.setattr(product, "MAX_ROWS_TMA", 0)
+        out, logits = (poisoned((m, rows), kind, cuda_ops.device) for kind in (bfloat16, float32))
+        gated, scratch = (poisoned((m, n), bfloat16, cuda_ops.device) for n in (rows // 2, rows))
+        cuda_ops.linear(device_x, biased, out=logits)
+        cuda_ops.linear(device_x, biased, out=out)
+        cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
+        normed = poisoned(x.shape, bfloat16, cuda_ops.device)
+        prologue, epilogue = RMSNorm(norm, 1e-5, normed), Activate("silu_mul", scratch)
+        cuda_ops.linear(device_x, weight, prologue=prologue, epilogue=epilogue, out=gated)
+        results.append([tensor.numpy() for tensor in (out, logits, gated)])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def fixed_point_bound(x: Array, weight: Array) -> Array:
     """Of the error of x [1, K] times weight^T [N, K], as block_row.cuh states it, with sums in float32."""
     x, weight = np.abs(x.astype(np.float64)), np.abs(weight.astype(np.float64))
     most = x.reshape(-1, 32).max(axis=1).repeat(32)
-    return weight @ most * 2.0**-14.99 + weight @ x[0] * 2.0**-18
+    return weight @ most * 2.0**-15.96 + weight @ x[0] * 2.0**-18
 
 
 def test_a_single_row_keeps_small_elements_beside_large_ones(cuda_ops: CudaOps) -> None:

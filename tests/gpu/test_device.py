@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError, TesseraError
+from tessera.engine.cuda.driver import check
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
+from tessera.engine.cuda.memory import COPY_BYTES, PIECE_TYPES, CopyBytesParams, copy_config, piece_bytes
 from tessera.engine.ops.cuda.activation import GeluParams
 from tessera.engine.ops.cuda.elementwise import SCALE, ScaleParams
 from tessera.engine.ops.cuda.types import flat_config
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.gpu
 
 DTYPES = [float32, float16, bfloat16, int32, uint32, uint64, uint8]
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def numbers(shape: tuple[int, ...], dtype: np.dtype[Any] = float32, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -166,6 +172,56 @@ class TestCopies:
         cuda_device.download_async(target[2:6], tensor[2:6].pointer)
         cuda_device.synchronize()
         assert target.tolist() == [-1, -1, 2, 3, 4, 5, -1, -1]
+
+    @pytest.mark.parametrize("nbytes", [1, 15, 64, 4099, 3 * 16384, 200_001])
+    @pytest.mark.parametrize("offset", [0, 4, 3])
+    def test_small_copies_move_their_bytes_and_no_others(
+        self, cuda_device: CudaDevice, nbytes: int, offset: int
+    ) -> None:
+        """By a kernel, from page-locked memory and back, at addresses of every alignment."""
+        source, target = cuda_device.pinned(nbytes + 32).array, cuda_device.pinned(nbytes + 32).array
+        source[:] = np.random.default_rng(nbytes).integers(0, 256, source.size)
+        target[:] = 0xEE
+        there = zeros((nbytes + 32,), uint8, cuda_device)
+        wanted, place = slice(offset, offset + nbytes), there.pointer + offset
+        for to, its in ((place, address(source) + offset), (address(target) + offset, place)):
+            piece = piece_bytes(to, its)
+            params = CopyBytesParams(source=its, target=to, size=nbytes)
+            cuda_device.launch(COPY_BYTES, (PIECE_TYPES[piece],), copy_config(nbytes, piece), params)
+        cuda_device.synchronize()
+        expected = np.zeros(nbytes + 32, np.uint8)
+        expected[wanted] = source[wanted]
+        assert (there.numpy() == expected).all()
+        expected[:], expected[wanted] = 0xEE, source[wanted]
+        assert (target == expected).all()
+
+    def test_small_copies_go_past_large_ones(self, cuda_device: CudaDevice) -> None:
+        """What a step uploads and downloads does not wait for what another stream copies, in either direction."""
+        from cuda.bindings import driver
+
+        large = cuda_device.pinned(2**30).array
+        there = zeros((2**30,), uint8, cuda_device)
+        small, back = cuda_device.pinned(4096).array, cuda_device.pinned(4096).array
+        place = zeros((4096,), uint8, cuda_device)
+        stream = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        done = cuda_device.event()
+        for to_device in (True, False):
+            small[:] = 3 if to_device else 4
+            cuda_device.upload_small(place.pointer, small)  # compiled
+            cuda_device.synchronize()
+            for start in range(0, 2**30, 2**21):
+                at, its = there.pointer + start, address(large) + start
+                if to_device:
+                    check(driver.cuMemcpyHtoDAsync, at, its, 2**21, stream)
+                else:
+                    check(driver.cuMemcpyDtoHAsync, its, at, 2**21, stream)
+            done.record(stream)
+            cuda_device.upload_small(place.pointer, small)
+            cuda_device.download_small(back, place.pointer)
+            cuda_device.synchronize()
+            assert not done.query(), "it waited"
+            assert (back == small).all()
+            done.synchronize()
 
     def test_memory_that_is_freed_while_a_thread_first_touches_the_device(
         self, cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ CASES = [
     AttentionCase("small_128", MIXED, num_heads=8, head_dim=128, dtype=bfloat16, sliding_window=30),
     AttentionCase("small_float16", MIXED, num_heads=6, head_dim=128, dtype=float16, block_size=8),
     AttentionCase("small_96", MIXED, head_dim=96, dtype=bfloat16),
+    AttentionCase("small_split", ((20, 1100), (2, 300)), num_heads=4, head_dim=128, dtype=bfloat16),
     AttentionCase("small_256", MIXED[:3], head_dim=256, dtype=bfloat16),
     AttentionCase("small_80", MIXED, head_dim=80, dtype=bfloat16),
     AttentionCase("small_general", MIXED, head_dim=72, dtype=bfloat16),

@@ -14,6 +14,7 @@ from tessera.engine.formats.fp8 import E4M3_VALUES
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.fp8 import decode, quantize
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
@@ -112,6 +113,60 @@ def test_a_norm_before_quantising_small(scheme: str, cuda_ops: CudaOps) -> None:
     apart = quantized(device, cuda_ops.rmsnorm(x, norm, 1e-5), None, 0.0, format, scratch[1])
     for actual, expected in zip(fused, apart, strict=True):
         np.testing.assert_array_equal(actual.numpy(), expected.numpy())
+
+
+@schemes
+@pytest.mark.parametrize("k", [400, 8208], ids=["small-400", "long"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_few_rows_and_many_are_quantised_alike(
+    scheme: str, k: int, normed: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit, though a row has more threads where there are few."""
+    format, device = SCHEMES[scheme], cuda_ops.device
+    x = from_numpy(random_array(19, (3, k), bfloat16), device)
+    norm = from_numpy(random_array(20, (k,), bfloat16), device) if normed else None
+    found = []
+    for few_rows in (quantize.FEW_ROWS, 0):
+        monkeypatch.setattr(quantize, "FEW_ROWS", few_rows)
+        scratch = empty((scratch_bytes(3, k),), uint8, device)
+        found.append([part.numpy().copy() for part in quantized(device, x, norm, 1e-5, format, scratch)])
+    for few, many in zip(*found, strict=True):
+        np.testing.assert_array_equal(few, many)
+
+
+@pytest.mark.parametrize("groups", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 11], ids=lambda count: f"small-{count}")
+def test_every_size_of_the_decode_kernel_adds_in_one_order(
+    count: int, groups: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, format = cuda_ops.device, SCHEMES["blocks" if groups else "rows"]
+    n, k = 304, 1296  # several units a block and two steps a warp, with rests
+    part, _ = weight_of(format, n, k, device)
+    weight, x = LinearWeight((part,)), from_numpy(random_array(21, (count, k), bfloat16), device)
+    norm = from_numpy(random_array(22, (k,), bfloat16), device)
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    prologue = RMSNorm(norm, 1e-5, empty((count, k), bfloat16, device))
+    activate = Activate("silu_mul", empty((count, n), bfloat16, device))
+    tokens = 1 if count == 1 else 8 if count <= 8 else 16
+    results = []
+    try:
+        for size in decode.SIZES[tokens]:
+            monkeypatch.setattr(decode, "SIZES", {tokens: (size,)})
+            cuda_ops.fp8_kernels.restrict()
+            out, gated = poisoned((count, n), bfloat16, device), poisoned((count, n // 2), bfloat16, device)
+            cuda_ops.linear(x, weight, prologue=prologue, out=out)
+            if size[0] > 1:
+                cuda_ops.linear(x, weight, prologue=prologue, epilogue=activate, out=gated)
+            results.append((size, out.numpy().view(np.uint16), gated.numpy().view(np.uint16)))
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
+    _, product, activated = results[-1]
+    assert np.isfinite(product.view(bfloat16).astype(np.float32)).all()
+    for size, other, other_activated in results:
+        np.testing.assert_array_equal(other, product)
+        if size[0] > 1:
+            np.testing.assert_array_equal(other_activated, activated)
 
 
 @cases

@@ -16,7 +16,7 @@ from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.lora import TILE_INTS, num_tiles
+from tessera.engine.ops.cuda.lora import TILE_INTS, launch_adapters_silu_mul, num_slices, num_tiles
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.runner.model_runner import ModelRunner
@@ -42,9 +42,17 @@ def rows_of(ops: Ops, slots: Array, num_slots: int) -> AdapterRows:
 
 
 def stack_of(
-    ops: Ops, dtype: Any, columns: int, part_rows: tuple[int, ...], ranks: tuple[int, ...], max_rank: int, num_rows: int
+    ops: Ops,
+    dtype: Any,
+    columns: int,
+    part_rows: tuple[int, ...],
+    ranks: tuple[int, ...],
+    max_rank: int,
+    num_rows: int,
+    room: int = 1,
 ) -> LoraStack:
-    """The first part of slot 0 has no adapter; beyond a slot's rank all is 0, as slots are filled."""
+    """The first part of slot 0 has no adapter; beyond a slot's rank all is 0, as slots are filled. `room`: for so many
+    slices of the width."""
     count, parts = len(ranks), len(part_rows)
     a = random_array(11, (count, parts, max_rank, columns), dtype, 0.2)
     b = random_array(12, (count, sum(part_rows), max_rank), dtype, 0.2)
@@ -55,7 +63,7 @@ def stack_of(
     factors[0, 0] = 0
     selection = AdapterSelection(
         from_numpy(np.array(ranks, np.int32), ops.device),
-        from_numpy(np.full(num_rows * parts * max_rank, np.nan, np.float32), ops.device),
+        from_numpy(np.full(room * num_rows * parts * max_rank, np.nan, np.float32), ops.device),
     )
     tensors = [from_numpy(array, ops.device) for array in (a, b, factors)]
     return LoraStack(tensors[0], tensors[1], tensors[2], part_rows, selection)
@@ -108,6 +116,105 @@ def test_adapters_of_rows_small(
         found.append(sums.numpy().copy())
     assert_close(found[1], found[0], dtype)
     np.testing.assert_array_equal(found[1][slots < 0], out[slots < 0])
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "columns", "part_rows", "ranks", "max_rank"),
+    [
+        (1, 2056, (256,), (16,), 16),
+        (6, 1096, (528, 40, 24), (16, 9), 16),
+        (40, 1024, (40, 24), (24, 0, 7), 24),
+        (19, 1160, (64, 136, 8), (100, 256), 256),
+    ],
+)
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_slices_of_the_width_change_no_bit_small(
+    dtype: Any,
+    num_rows: int,
+    columns: int,
+    part_rows: tuple[int, ...],
+    ranks: tuple[int, ...],
+    max_rank: int,
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    """A row's sums are the same in blocks of their own, in one block, and without the other rows."""
+    slots = np.random.default_rng(num_rows).integers(-1, len(ranks), num_rows)
+    slots[0] = len(ranks) - 1
+    x, out = random_array(1, (num_rows, columns), dtype), random_array(2, (num_rows, sum(part_rows)), dtype)
+
+    def add(ops: Ops, room: int, chosen: slice = slice(None)) -> Array:
+        stack = stack_of(ops, dtype, columns, part_rows, ranks, max_rank, num_rows, room)
+        sums = from_numpy(out[chosen].copy(), ops.device)
+        ops._add_adapters(from_numpy(x[chosen], ops.device), stack, rows_of(ops, slots[chosen], len(ranks)), sums)
+        return sums.numpy().copy()
+
+    whole, sliced = (add(cuda_ops, room) for room in (1, num_slices(columns)))
+    assert_close(sliced, add(cpu_ops, 1), dtype)
+    np.testing.assert_array_equal(sliced, whole)
+    np.testing.assert_array_equal(sliced[slots < 0], out[slots < 0])
+    np.testing.assert_array_equal(sliced[:1], add(cuda_ops, num_slices(columns), slice(1)))
+
+
+def test_sums_beyond_float16_small(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """The product with A may be larger than its elements can be, or so small that they lose its bits."""
+    slots, found = np.array([0, 0]), []
+    x, out = np.full((2, 64), 200.0, float16), np.zeros((2, 32), float16)
+    x[1] = 2e-5
+    for ops in (cpu_ops, cuda_ops):
+        stack = stack_of(ops, float16, 64, (16, 16), (8,), 8, 2)
+        stack.a.upload(np.full(stack.a.shape, 20.0, float16))
+        stack.b.upload(np.full(stack.b.shape, 2.0**-10, float16))
+        sums = from_numpy(out, ops.device)
+        ops._add_adapters(from_numpy(x, ops.device), stack, rows_of(ops, slots, 1), sums)
+        found.append(sums.numpy().copy())
+    assert np.isfinite(found[0]).all()
+    np.testing.assert_allclose(found[1].astype(np.float32), found[0].astype(np.float32), rtol=2e-3)
+
+
+def test_adapters_in_a_recording_small(cuda_device: Any, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Kernels that read groups before they wait find those of this run's slots."""
+    num_rows, columns, part_rows, dtype = 5, 64, (32, 32), bfloat16
+    x, out = random_array(1, (num_rows, columns), dtype), random_array(2, (num_rows, 64), dtype)
+    stacks = [stack_of(ops, dtype, columns, part_rows, (8, 8), 8, num_rows) for ops in (cpu_ops, cuda_ops)]
+    rows = rows_of(cuda_ops, np.full(num_rows, -1), 2)
+    inputs, sums = (from_numpy(array, cuda_ops.device) for array in (x, out))
+    cuda_ops.reserve_adapters(dtype)
+    with cuda_device.capture() as recorded:
+        cuda_ops.group_rows(rows, 2)
+        for _ in range(2):
+            cuda_ops._add_adapters(inputs, stacks[1], rows, sums)
+    graph = recorded()
+    for slots in (np.array([1, -1, 0, 1, 1]), np.array([-1, 0, 0, -1, 1])):
+        rows.slots.upload(slots.astype(np.int32))
+        sums.upload(out)
+        graph.launch()
+        expected = from_numpy(out.copy(), cpu_ops.device)
+        for _ in range(2):
+            cpu_ops._add_adapters(from_numpy(x, cpu_ops.device), stacks[0], rows_of(cpu_ops, slots, 2), expected)
+        assert_close(sums.numpy(), expected.numpy(), dtype, roundings=2)
+
+
+@pytest.mark.parametrize("max_rank", [16, 24, 40])
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+def test_silu_after_adapters_small(dtype: Any, max_rank: int, cuda_ops: CudaOps) -> None:
+    """The activation in the same kernel gives the bits of one of its own, in rows with an adapter and without."""
+    num_rows, columns, inner, ranks = 37, 136, 264, (max_rank, 3, 0)
+    slots = np.random.default_rng(1).integers(-1, len(ranks), num_rows)
+    x = from_numpy(random_array(1, (num_rows, columns), dtype), cuda_ops.device)
+    values = random_array(2, (num_rows, 2 * inner), dtype)
+    stack = stack_of(cuda_ops, dtype, columns, (inner, inner), ranks, max_rank, num_rows)
+    rows = rows_of(cuda_ops, slots, len(ranks))
+    product, apart, fused = (
+        from_numpy(values, cuda_ops.device),
+        poisoned((num_rows, inner), dtype, cuda_ops.device),
+        poisoned((num_rows, inner), dtype, cuda_ops.device),
+    )
+    cuda_ops._add_adapters(x, stack, rows, product)
+    cuda_ops._activate("silu_mul", product, apart)
+    product = from_numpy(values, cuda_ops.device)
+    assert launch_adapters_silu_mul(cuda_ops.device, x, stack, rows, product, fused)
+    np.testing.assert_array_equal(fused.numpy(), apart.numpy())
 
 
 @pytest.mark.parametrize("quantised", [False, True])

@@ -75,6 +75,9 @@ def test_every_plan(plan: Plan, index: int, sm90: CudaOps, no_transfers: NoTrans
         launch(device, plan, x, weight, None, out, silu_mul=True)
         # Rounded once here, by the reference also before the gate.
         assert_close(out.numpy(), case.gated, case.x.dtype, roundings=2)
+        launch(device, plan, x, weight, None, out, gelu_mul=True)
+        assert case.gated_by_gelu is not None
+        assert_close(out.numpy(), case.gated_by_gelu, case.x.dtype, roundings=2)
         check_guards(whole)
 
 

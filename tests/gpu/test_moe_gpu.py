@@ -18,8 +18,9 @@ from tessera.engine.formats import (
 )
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.moe import mxfp4
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.linear_interface import Activation
+from tessera.engine.ops.linear_interface import Activation, RMSNorm
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.support import moe_reference
@@ -62,6 +63,66 @@ def test_route_small(
             np.testing.assert_allclose(one, other, rtol=2e-5)
         else:
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "hidden"), [(1, 128, 2048), (5, 32, 2880), (16, 60, 264), (27, 128, 512)]
+)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_router_of_few_tokens_small(
+    name: str,
+    dtype: np.dtype[Any],
+    num_tokens: int,
+    num_experts: int,
+    hidden: int,
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    """Norm, product, choice and order in one kernel, where the device has it."""
+    routing, device = ROUTINGS[name], cuda_ops.device
+    rng = np.random.default_rng(num_tokens)
+    x = random_array(1, (num_tokens, hidden), dtype)
+    gains = random_array(2, (hidden,), dtype)
+    weight = (rng.integers(-4, 5, (num_experts, hidden)) / 32).astype(dtype)
+    bias = random_array(4, (num_experts,), dtype)
+    correction = random_array(5, (num_experts,), scale=0.3) if routing.kind == "sigmoid" else None
+    scratch = poisoned(x.shape, dtype, device)
+    out = routed_of(num_tokens, routing.top_k, num_experts, device)
+    vectors = {"bias": bias, "correction": correction}
+    tensors = {name: None if vector is None else from_numpy(vector, device) for name, vector in vectors.items()}
+    norm = RMSNorm(from_numpy(gains, device), 1e-6, scratch)
+    router = LinearWeight.of(from_numpy(weight, device))
+    if not cuda_ops.route_rows(from_numpy(x, device), router, routing, out, norm=norm, **tensors):
+        pytest.skip("no kernel for this router")
+    normed = cpu_ops.rmsnorm(from_numpy(x, cpu_ops.device), from_numpy(gains, cpu_ops.device), 1e-6).numpy()
+    assert_close(scratch.numpy(), normed, dtype)
+    logits = (scratch.numpy().astype(np.float64) @ weight.astype(np.float64).T).astype(np.float32)
+    expected = route(cpu_ops, logits, routing, bias, correction)
+    found = [tensor.numpy() for tensor in out]
+    for position, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if position == 1:
+            np.testing.assert_allclose(one, other, rtol=2e-3, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 12])
+def test_a_choice_does_not_depend_on_other_tokens_small(num_tokens: int, cuda_ops: CudaOps) -> None:
+    """Alone and among others, by the kernel for few tokens: to the bit."""
+    device, routing = cuda_ops.device, ROUTINGS["softmax-normalised"]
+    x = random_array(1, (num_tokens, 512), bfloat16)
+    router = LinearWeight.of(from_numpy(random_array(2, (64, 512), bfloat16, 0.05), device))
+
+    def routed(rows: Array) -> Routed:
+        out = routed_of(len(rows), routing.top_k, 64, device)
+        if not cuda_ops.route_rows(from_numpy(rows, device), router, routing, out):
+            pytest.skip("no kernel for this router")
+        return out
+
+    together, alone = routed(x), routed(x[2:3])
+    for name in ("experts", "weights"):
+        np.testing.assert_array_equal(getattr(together, name).numpy()[2:3], getattr(alone, name).numpy())
 
 
 @pytest.mark.parametrize("num_tokens", [700, 4096])
@@ -185,6 +246,26 @@ def test_experts_in_blocks_small(
     check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul" if form == "MXFP4" else "silu_mul")
 
 
+@pytest.mark.parametrize("tile", mxfp4.TILES, ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 9, 70])
+def test_each_variant_for_experts_in_mxfp4_small(
+    num_tokens: int, tile: mxfp4.Mxfp4Tile, cuda_ops: CudaOps, cpu_ops: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several chunks of an expert's rows, rows that end within a step."""
+    monkeypatch.setattr(mxfp4, "choose_tile", lambda *_: tile)
+    mixture = Mixture(bfloat16, num_tokens, form="MXFP4", num_experts=5, hidden=416, inner=160)
+    mixture.x = random_array(1, mixture.x.shape, bfloat16, 0.02)
+    check(mixture, cuda_ops, cpu_ops, "clamped_swiglu_mul" if num_tokens < 70 else "silu_mul")
+
+
+def test_elements_of_experts_in_mxfp4_small(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Exactly, with every exponent that weights have and then some."""
+    mixture = Mixture(bfloat16, 32, form="MXFP4", num_experts=4, hidden=128, inner=32, biased=False)
+    mixture.down[1].reshape(-1, 17)[:, 0] = np.arange(512) % 100 + 60
+    x = np.tile(np.eye(32, dtype=np.float32), (2, 1)).astype(bfloat16)
+    np.testing.assert_array_equal(mixture.down_of(cuda_ops, x), mixture.down_of(cpu_ops, x))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", [2, 70])
 @pytest.mark.parametrize("form", ["Int4Group32", "Int4Group128", "Int8Group64", "Fp8Group128"])
@@ -257,6 +338,33 @@ def test_a_row_of_an_expert_does_not_depend_on_the_others_small(dtype: np.dtype[
         many.up_of(cuda_ops, "silu_mul")[places].view(np.uint16),
         one.up_of(cuda_ops, "silu_mul")[alone].view(np.uint16),
     )
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 14])
+@pytest.mark.parametrize("inner", [40, 768])
+def test_products_that_begin_early_are_the_same_small(inner: int, num_tokens: int, cuda_ops: CudaOps) -> None:
+    """Down and sum read the routing before they wait where up, in front of them, has waited for it: the same bits."""
+    mixture = Mixture(bfloat16, num_tokens, num_experts=9, top_k=3, hidden=296, inner=inner)
+    ops, device = cuda_ops, cuda_ops.device
+    pairs, x = 3 * num_tokens, from_numpy(mixture.x, cuda_ops.device)
+    weights = [
+        mixture.weight(ops, stored, columns, bias)
+        for stored, columns, bias in zip((mixture.up, mixture.down), (296, inner), mixture.biases, strict=True)
+    ]
+
+    def outputs(routings: list[Routed]) -> list[Array]:
+        product, rows = (poisoned((pairs, width), bfloat16, device) for width in (2 * inner, 296))
+        activated = poisoned((pairs, inner), bfloat16, device)
+        outputs, total = poisoned((pairs, 296), bfloat16, device), from_numpy(mixture.x, device)
+        ops.expert_up(x, weights[0], routings[0], "silu_mul", product=product, gathered=rows, out=activated)
+        ops.expert_down(activated, weights[1], routings[1], outputs)
+        ops.combine_experts(outputs, routings[2], total, accumulate=True)
+        return [tensor.numpy().view(np.uint16).copy() for tensor in (outputs, total)]
+
+    early = outputs([mixture.routed(ops)] * 3)
+    late = outputs([mixture.routed(ops) for _ in range(3)])
+    for one, other in zip(early, late, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 SINK_ROWS = {

@@ -94,6 +94,7 @@ def test_matmul(
 FUSED_ROWS = [1, 2, 3, 4, 8, 16, 33, 64, 130]
 FUSED_SHAPES = [(1, 2), (31, 8), (64, 64), (172, 34), (1000, 1000), (1024, 6144), (4096, 512), (5128, 64)]
 FUSED_SHAPES += [(1096, 6000), (264, 7400), (264, 16200)]  # every variant for few rows, also for several tiles a block
+FUSED_SHAPES += [(10240, 64)]  # the longest of the single rows that stay in shared memory
 
 
 @dtypes
@@ -116,12 +117,19 @@ def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[.
         scratch = empty(x.shape, dtype, ops.device), empty((x.shape[0], n), dtype, ops.device)
         return norm_product_silu_mul(ops, x, g, 1e-5, w, normed=scratch[0], gate_up=scratch[1], out=out)
 
+    def with_gelu(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        normed, gate_up = empty(x.shape, dtype, ops.device), empty((x.shape[0], n), dtype, ops.device)
+        return norm_product_silu_mul(
+            ops, x, g, 1e-5, w, normed=normed, gate_up=gate_up, out=out, function="gelu_tanh_mul"
+        )
+
     for m in FUSED_ROWS:
         compare(normed, dtype, x[:m], norm, weight, bias)
         compare(logits, dtype, x[:m], norm, weight)
         # What is not fused rounds the product before the activation, and NumPy never fuses.
         compare(activated, dtype, x[:m], weight, roundings=2)
         compare(all_fused, dtype, x[:m], norm, weight, roundings=2)
+        compare(with_gelu, dtype, x[:m], norm, weight, roundings=2)
 
 
 @dtypes

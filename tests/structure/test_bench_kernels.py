@@ -12,7 +12,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
-from tests.bench import kernels, order_of_sums
+from tests.bench import cache_kernels, kernels, order_of_sums
 from tests.bench.__main__ import kernel_table
 from tests.cuda.test_launch_sm90_matmul import Sm90Device
 
@@ -38,6 +38,7 @@ PARTS: dict[str, Callable[[Any, Any], list[kernels.Row]]] = {
     "prefill_steps": without_reference(kernels.prefill_steps),
     "sampling": lambda ops, device: list(kernels.sampling(ops, device)),
     "small": lambda ops, device: list(kernels.small(ops, device)),
+    "caches": lambda ops, device: [row for pair in cache_kernels.measure(ops, device) for row in pair],
 }
 
 

@@ -16,9 +16,11 @@ from tessera.engine.kv_tiers.block_files import BlockHeader, CorruptBlockError
 from tessera.engine.kv_tiers.disk_tier import DiskTier
 from tessera.engine.kv_tiers.metrics import TierMetrics
 from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
-from tessera.engine.kv_tiers.tiers import KVTiers
+from tessera.engine.kv_tiers.tiers import KVTiers, Parts
 
 Array = np.ndarray[Any, Any]
+
+PARTS = (Parts(), Parts(1, 1, 1, 2), Parts(2, 1, 3, 5))  # of the few blocks that there are here
 
 
 class LateMark:
@@ -70,7 +72,7 @@ class FakeCopies:
         if self.fault_rate and self.rng.random() < self.fault_rate:
             raise DeviceError("a copy has failed")
 
-    def to_host(self, blocks: Sequence[int], slots: Sequence[int]) -> LateMark:
+    def to_host(self, blocks: Sequence[int], slots: Sequence[int], *, goes_on: bool = False) -> LateMark:
         self.fail_perhaps()
 
         def copy() -> None:
@@ -79,7 +81,9 @@ class FakeCopies:
         assert len(set(slots)) == len(slots), "two blocks are copied to one slot"
         return LateMark(self, self._out, copy)
 
-    def to_device(self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Any]) -> LateMark:
+    def to_device(
+        self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Any], *, goes_on: bool = False
+    ) -> LateMark:
         self.fail_perhaps()
 
         def copy() -> None:
@@ -196,7 +200,8 @@ def make_fake_tiers(
     if files is not None:
         disk = DiskTier(files, max_files, metrics=metrics, reader=LateExecutor(rng), writer=LateExecutor(rng))
     copies = FakeCopies(rng, planes, num_slots, fault_rate)
-    return KVTiers(copies, disk=disk, metrics=metrics, clock=clock, sleep=lambda seconds: None)
+    parts = PARTS[(num_slots + max_files) % len(PARTS)]
+    return KVTiers(copies, disk=disk, metrics=metrics, parts=parts, clock=clock, sleep=lambda seconds: None)
 
 
 def check_tiers(tiers: KVTiers, published: Sequence[PublishedBlock | None]) -> None:

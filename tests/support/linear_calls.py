@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.linear_interface import Activate, RMSNorm
+from tessera.engine.ops.linear_interface import Activate, Activation, RMSNorm
 from tessera.engine.tensor import Tensor
 
 
-def product_silu_mul(ops: Ops, x: Tensor, weight: Tensor, *, gate_up: Tensor, out: Tensor | None = None) -> Tensor:
-    return ops.linear(x, LinearWeight.of(weight), epilogue=Activate("silu_mul", gate_up), out=out)
+def product_silu_mul(
+    ops: Ops,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    gate_up: Tensor,
+    out: Tensor | None = None,
+    function: Activation = "silu_mul",
+) -> Tensor:
+    """`function`: another gated activation."""
+    return ops.linear(x, LinearWeight.of(weight), epilogue=Activate(function, gate_up), out=out)
 
 
 def norm_product(
@@ -36,6 +45,8 @@ def norm_product_silu_mul(
     normed: Tensor,
     gate_up: Tensor,
     out: Tensor | None = None,
+    function: Activation = "silu_mul",
 ) -> Tensor:
-    prologue, epilogue = RMSNorm(norm, eps, normed), Activate("silu_mul", gate_up)
+    """`function`: another gated activation."""
+    prologue, epilogue = RMSNorm(norm, eps, normed), Activate(function, gate_up)
     return ops.linear(x, LinearWeight.of(weight), prologue=prologue, epilogue=epilogue, out=out)

@@ -78,6 +78,22 @@ __device__ __forceinline__ uint4 load_once_16(const void* global) {
   return v;
 }
 
+// The same of one of many streams that go on where this ends: 256 bytes come to L2 at a time, so that
+// memory's pages are not opened again for each of them.
+__device__ __forceinline__ uint4 load_stream_16(const void* global) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global));
+  return v;
+}
+// A byte of such memory, whose neighbours are wanted soon.
+__device__ __forceinline__ unsigned load_constant_byte(const void* global) {
+  unsigned v;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(global));
+  return v;
+}
+
 // 4, 8 or 16 bytes of what an earlier kernel wrote, kept out of L1. Unlike .cg and .volatile, which must ask
 // the one place that all multiprocessors agree on, these come from the nearer half of L2 where it has them.
 __device__ __forceinline__ void load_past_l1(unsigned& v, const void* global) {

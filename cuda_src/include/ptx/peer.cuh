@@ -12,6 +12,17 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* source) 
   return value;
 }
 
+// A word comes whole, and says nothing of others.
+__device__ __forceinline__ void store_relaxed_system(unsigned long long* target, unsigned long long value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned long long load_relaxed_system(const unsigned long long* source) {
+  unsigned long long value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ unsigned long long nanoseconds() {
   unsigned long long now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

@@ -170,6 +170,17 @@ __device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int
       : "memory");
 }
 
+// The same by a map of three dimensions, of which `column` is the innermost and `plane` the outermost.
+__device__ __forceinline__ void copy_box(void* shared, const TensorMap& map, int plane, int row, int column,
+                                         Barrier* barrier, unsigned long long policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+      "l"(reinterpret_cast<unsigned long long>(&map)), "r"(column), "r"(row), "r"(plane),
+      "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
 // The same to each of the first BLOCKS blocks of the cluster, where `shared` and `barrier` are in them: the
 // box is read once.
 template <int BLOCKS>

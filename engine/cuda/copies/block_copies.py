@@ -3,8 +3,9 @@
 A block lies in the KV cache in as many pieces as there are tensors, at equal distances: two for each layer, of 32 KiB
 in a model with 8 KV heads of 128 in 16 bits and blocks of 16 tokens. In host memory it is one slot, so it is one 2D
 copy, which the device's DMA engines do without a multiprocessor: 8,000 tokens of such a model with 32 layers are 500
-calls for 1 GiB, about 2 ms of the host's time. A kernel that gathers them would take multiprocessors from the steps
-that run meanwhile. Where the distance is beyond what 2D copies take, 2 GiB, it is a 3D copy.
+calls for 1 GiB, about 2 ms of the host's time, which is why they are submitted in parts. A kernel that gathers them
+would take multiprocessors from the steps that run meanwhile. Where the distance is beyond what 2D copies take, 2 GiB,
+it is a 3D copy.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class CudaBlockCopies:
         self._to_host = [(stretch, *_describe(stretch, largest_pitch, to_host=True)) for stretch in stretches]
         self._to_device = [(stretch, *_describe(stretch, largest_pitch, to_host=False)) for stretch in stretches]
 
-    def to_host(self, blocks: Sequence[int], slots: Sequence[int]) -> Event:
-        self._follow_steps(self._out)
+    def to_host(self, blocks: Sequence[int], slots: Sequence[int], *, goes_on: bool = False) -> Event:
+        self._follow_steps(self._out, goes_on)
         for block, slot in zip(blocks, slots, strict=True):
             for stretch, function, copy in self._to_host:
                 copy.srcDevice = stretch.pointer + block * stretch.width
@@ -70,8 +71,10 @@ class CudaBlockCopies:
                 check(function, copy, self._out)
         return self._mark(self._out)
 
-    def to_device(self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Any]) -> Event:
-        self._follow_steps(self._back)
+    def to_device(
+        self, slots: Sequence[int], blocks: Sequence[int], after: Sequence[Any], *, goes_on: bool = False
+    ) -> Event:
+        self._follow_steps(self._back, goes_on)
         for event in after:
             check(driver.cuStreamWaitEvent, self._back, event.handle, 0)
         for slot, block in zip(slots, blocks, strict=True):
@@ -89,9 +92,11 @@ class CudaBlockCopies:
         row: np.ndarray[Any, np.dtype[np.uint8]] = self._slots[number]
         return row
 
-    def _follow_steps(self, stream: Any) -> None:
-        """Make later work on `stream` wait for all steps submitted so far."""
+    def _follow_steps(self, stream: Any, goes_on: bool) -> None:
+        """Make later work on `stream` wait for all steps submitted so far, or for those that it waits for already."""
         self._device.activate()
+        if goes_on:
+            return
         self._submitted.record()
         check(driver.cuStreamWaitEvent, stream, self._submitted.handle, 0)
 

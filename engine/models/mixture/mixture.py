@@ -6,6 +6,7 @@ from tessera.engine.models.blocks import MLP, LayerBuffers, Norm, ResidualAdd
 from tessera.engine.models.specs import MoESpec
 from tessera.engine.models.weights.weights import MoEWeights
 from tessera.engine.ops.interface import Ops
+from tessera.engine.ops.linear_interface import RMSNorm
 from tessera.engine.ops.moe_interface import Routed
 from tessera.engine.tensor import Tensor
 
@@ -37,13 +38,8 @@ class Mixture:
     def add(self, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the mixture of it."""
         ops, spec, weights, num_tokens = self._ops, self._spec, self._weights, stream.shape[0]
-        x = buffers.normed[:num_tokens]
-        if self._norm is None:
-            x = stream
-        elif not self._is_normed:
-            self._norm.apply(ops, stream, out=x)
+        x, routed = self._route(stream, buffers)
         num_pairs, hidden = num_tokens * spec.routing.top_k, x.shape[1]
-        routed = self._route(x, buffers)
         activated = ops.expert_up(
             x,
             weights.up,
@@ -61,8 +57,9 @@ class Mixture:
         if not fused:
             self._add.add_update(target, stream, buffers)
 
-    def _route(self, x: Tensor, buffers: LayerBuffers) -> Routed:
-        spec, weights, num_tokens = self._spec, self._weights, x.shape[0]
+    def _route(self, stream: Tensor, buffers: LayerBuffers) -> tuple[Tensor, Routed]:
+        """The rows that the experts take, normed, and the experts of each."""
+        ops, spec, weights, num_tokens = self._ops, self._spec, self._weights, stream.shape[0]
         top_k, num_experts = spec.routing.top_k, spec.num_experts
         routed = Routed(
             buffers.inner("experts", num_tokens, top_k),
@@ -71,9 +68,21 @@ class Mixture:
             buffers.inner("expert_pairs", 1, num_tokens * top_k)[0],
             buffers.inner("expert_places", 1, num_tokens * top_k)[0],
         )
-        logits = self._ops.linear(x, weights.router, out=buffers.inner("router_logits", num_tokens, num_experts))
-        self._ops.route(logits, spec.routing, routed, bias=weights.router_bias, correction=weights.correction)
-        return routed
+        x = stream if self._norm is None else buffers.normed[:num_tokens]
+        norm = None
+        if self._norm is not None and not self._is_normed:
+            prologue = self._norm.prologue(x)
+            norm = prologue if isinstance(prologue, RMSNorm) else None
+            if norm is None:
+                self._norm.apply(ops, stream, out=x)
+        rows = x if norm is None else stream
+        bias, correction = weights.router_bias, weights.correction
+        if not ops.route_rows(rows, weights.router, spec.routing, routed, norm=norm, bias=bias, correction=correction):
+            if norm is not None:
+                ops.rmsnorm(stream, norm.weight, norm.eps, out=x)
+            logits = ops.linear(x, weights.router, out=buffers.inner("router_logits", num_tokens, num_experts))
+            ops.route(logits, spec.routing, routed, bias=bias, correction=correction)
+        return x, routed
 
     def _shared_output(self, x: Tensor, buffers: LayerBuffers) -> tuple[Tensor | None, Tensor | None]:
         """The shared expert's output [T, H], and the number [T, 1] whose sigmoid it is multiplied by."""

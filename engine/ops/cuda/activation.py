@@ -46,12 +46,14 @@ GELU_MUL = KernelSpec(
     name="gelu_mul_kernel",
     template=("T", "TANH"),
     params=GatedParams,
+    overlaps=True,
 )
 GELU = KernelSpec(
     file="elementwise/activation.cu",
     name="gelu_kernel",
     template=("T", "TANH"),
     params=GeluParams,
+    overlaps=True,
 )
 RELU = KernelSpec(
     file="elementwise/activation.cu",

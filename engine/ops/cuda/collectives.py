@@ -30,7 +30,7 @@ from tessera.engine.tensor import Tensor
 
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
-ONE_SHOT_BLOCKS = 64
+BOXED_BLOCKS = 64
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
 FLAGS = Constant(
@@ -38,9 +38,11 @@ FLAGS = Constant(
 )
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
 DATA = Constant(ADDRESSES + MAX_RANKS * MAX_BLOCKS * 8, "where it has the data of an epoch, and of the one after it")
-DATA_BYTES = Constant(ONE_SHOT_BLOCKS * THREADS * CHUNK * 4)
-BOX_BYTES = DATA + 2 * DATA_BYTES
-MOST_AT_ONCE = ONE_SHOT_BLOCKS * THREADS * CHUNK  # elements of a sum in one shot
+DATA_BYTES = Constant(BOXED_BLOCKS * THREADS * CHUNK * 4)
+MEETINGS = Constant(DATA + 2 * DATA_BYTES, "where each block counts its meetings by packets")
+PACKETS = Constant(MEETINGS + MAX_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
+BLOCK_PACKETS = Constant(THREADS * CHUNK, "of a block and a rank: 8 bytes each, with 4 of data")
+MOST_BOXED = BOXED_BLOCKS * THREADS * CHUNK  # elements whose sums ranks may read in boxes
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
 
@@ -53,6 +55,14 @@ class Meeting(IntEnum):
     BROADCAST = 3
     ALL_REDUCE_NORM = 4
     ALL_REDUCE_MAX = 5
+
+
+class Form(IntEnum):
+    """How ranks come to each other's rows before a norm."""
+
+    DIRECT = 0
+    BOXED = 1
+    PACKETS = 2
 
 
 class Board(IntEnum):
@@ -170,7 +180,7 @@ class SliceTokensParams(NamedTuple):
 
 
 ALL_REDUCE = KernelSpec(
-    "collectives/all_reduce.cu", "all_reduce_kernel", ("T", "ADDS"), AllReduceParams, on_demand=True
+    "collectives/all_reduce.cu", "all_reduce_kernel", ("T", "ADDS"), AllReduceParams, overlaps=True, on_demand=True
 )
 ALL_REDUCE_PARTS = KernelSpec(
     "collectives/all_reduce.cu", "all_reduce_parts_kernel", ("T",), AllReducePartsParams, on_demand=True
@@ -178,7 +188,7 @@ ALL_REDUCE_PARTS = KernelSpec(
 ALL_REDUCE_NORM = KernelSpec(
     "collectives/all_reduce_norm.cu",
     "all_reduce_norm_kernel",
-    ("T", "BOXED"),
+    ("T", "FORM"),
     AllReduceNormParams,
     overlaps=True,
     on_demand=True,
@@ -218,9 +228,12 @@ declare_header(
         "ADDRESSES": ADDRESSES,
         "DATA": DATA,
         "DATA_BYTES": DATA_BYTES,
+        "MEETINGS": MEETINGS,
+        "PACKETS": PACKETS,
+        "BLOCK_PACKETS": BLOCK_PACKETS,
         "LARGEST_ID": LARGEST_ID,
     },
-    declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
+    declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board) + c_enum("Form", Form),
 )
 declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsParams))
 declare_header(
@@ -235,7 +248,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that ranks launch for activations of these C types."""
     found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
     found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
-    found += [(ALL_REDUCE_NORM, (dtype, boxed)) for dtype in dtypes for boxed in ("false", "true")]
+    found += [(ALL_REDUCE_NORM, (dtype, str(int(form)))) for dtype in dtypes for form in Form]
     return [
         *found,
         (GATHER_COLUMNS, ()),
@@ -244,6 +257,21 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         (OWN_IDS, ()),
         *((spec, ()) for spec in (SLICE_BEST, SLICE_CHOICE, SLICE_TOKENS)),
     ]
+
+
+def box_bytes(ranks: int) -> int:
+    """Of a rank's box among so many."""
+    return PACKETS + 2 * ranks * MAX_BLOCKS * BLOCK_PACKETS * 8
+
+
+def most_at_once(ranks: int) -> int:
+    """Elements of a sum in one shot: each rank sends all of them to every other."""
+    return MAX_BLOCKS * THREADS * CHUNK // (ranks - 1)
+
+
+def packets_fit(rows: int, hidden: int, itemsize: int, ranks: int) -> bool:
+    """Whether rows before a norm, a block each, are sent in packets."""
+    return rows * hidden <= most_at_once(ranks) and hidden * itemsize <= BLOCK_PACKETS * 4
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:

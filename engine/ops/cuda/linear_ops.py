@@ -17,11 +17,19 @@ from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack
 from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
-from tessera.engine.ops.cuda.lora import groups_size, instantiations, launch_adapters, launch_group_rows
+from tessera.engine.ops.cuda.lora import (
+    groups_size,
+    instantiations,
+    launch_adapters,
+    launch_adapters_silu_mul,
+    launch_group_rows,
+)
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
-from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue
 from tessera.engine.tensor import Tensor
+
+FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights have behind the product
 
 
 class LinearOps(Fp8LinearOps):
@@ -69,6 +77,19 @@ class LinearOps(Fp8LinearOps):
     def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
         launch_adapters(self.device, x, stack, rows, out)
 
+    def _add_adapters_and_activate(
+        self,
+        x: Tensor,
+        stack: LoraStack,
+        rows: AdapterRows,
+        function: Activation,
+        product: Tensor,
+        out: Tensor,
+    ) -> None:
+        fused = function == "silu_mul" and launch_adapters_silu_mul(self.device, x, stack, rows, product, out)
+        if not fused:
+            super()._add_adapters_and_activate(x, stack, rows, function, product, out)
+
     def _fused(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> bool:
@@ -76,10 +97,11 @@ class LinearOps(Fp8LinearOps):
         values, gated = weight.dense, isinstance(epilogue, Activate)
         if isinstance(prologue, LayerNorm) or weight.order is not None:
             return False
-        if isinstance(epilogue, Activate) and (epilogue.function != "silu_mul" or weight.bias is not None):
+        if isinstance(epilogue, Activate) and (epilogue.function not in FUSED_GATES or weight.bias is not None):
             return False
+        gelu = isinstance(epilogue, Activate) and epilogue.function == "gelu_tanh_mul"
         if values is None:
-            if self.batch_invariant:
+            if self.batch_invariant or gelu:
                 return False
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
             blocks = BlockOperands(x, weight, out, norm, eps)
@@ -93,5 +115,5 @@ class LinearOps(Fp8LinearOps):
             operands = LinearOperands(x, values, None, out)
         else:
             operands = LinearOperands(x, values, weight.bias, out, prologue.weight, prologue.eps)
-        problem = LinearProblem.of(operands, gated=gated, in_order=self.batch_invariant)
+        problem = LinearProblem.of(operands, gated=gated, gelu=gelu, in_order=self.batch_invariant)
         return self.linear_kernels.launch(problem, operands)

@@ -1,7 +1,12 @@
-"""Low-rank adapters beside a product: rows grouped by slot, the product with A, and that with B added to the output."""
+"""Low-rank adapters beside a product: rows grouped by slot, the product with A, and that with B added to the output.
+
+Products of 2-byte elements in whole segments are on tensor cores. There the product with A may be divided into slices
+of the width, which that with B adds in order: a row's sums have the same order and bits whether it is or not.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.contract.errors import TesseraError
@@ -10,7 +15,15 @@ from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InInt, InT, Int32, OutFloat, OutInt, OutT
 from tessera.engine.formats import AdapterRows, LoraStack
-from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import (
+    HALF_BYTES,
+    MAX_CACHED_CONFIGS,
+    SEGMENT,
+    WARP_SIZE,
+    aligned,
+    ceil_div,
+    cuda_type,
+)
 from tessera.engine.tensor import Tensor
 
 
@@ -38,6 +51,38 @@ class LoraShrinkParams(NamedTuple):
 class LoraExpandParams(NamedTuple):
     shrunk: InFloat
     b: InT
+    factors: InFloat
+    ranks: InInt
+    slots: InInt
+    groups: InInt
+    out: OutT
+    activated: OutT
+    num_rows: Int32
+    num_tiles: Int32
+    features: Int32
+    parts: Int32
+    max_rank: Int32
+    slices: Int32
+    second: Int32
+    third: Int32
+
+
+class LoraShrinkAnyParams(NamedTuple):
+    x: InT
+    a: InT
+    factors: InFloat
+    ranks: InInt
+    groups: InInt
+    shrunk: OutFloat
+    num_rows: Int32
+    width: Int32
+    parts: Int32
+    max_rank: Int32
+
+
+class LoraExpandAnyParams(NamedTuple):
+    shrunk: InFloat
+    b: InT
     ranks: InInt
     groups: InInt
     out: OutT
@@ -49,11 +94,18 @@ class LoraExpandParams(NamedTuple):
     third: Int32
 
 
+# Writes what kernels after the next one read before they wait, so the next one does not start early.
 GROUP_ROWS = KernelSpec(
-    file="lora/lora.cu", name="group_rows_kernel", template=(), params=GroupRowsParams, overlaps=True, on_demand=True
+    file="lora/lora.cu",
+    name="group_rows_kernel",
+    template=(),
+    params=GroupRowsParams,
+    overlaps=True,
+    writes_weights=True,
+    on_demand=True,
 )
 LORA_SHRINK = KernelSpec(
-    file="lora/lora.cu",
+    file="lora/products.cu",
     name="lora_shrink_kernel",
     template=("T",),
     params=LoraShrinkParams,
@@ -61,23 +113,42 @@ LORA_SHRINK = KernelSpec(
     on_demand=True,
 )
 LORA_EXPAND = KernelSpec(
-    file="lora/lora.cu",
+    file="lora/products.cu",
     name="lora_expand_kernel",
-    template=("T",),
+    template=("T", "GROUPS", "STEPS", "MOST_RANKS", "GATED"),
     params=LoraExpandParams,
     overlaps=True,
     on_demand=True,
 )
-SPECS = (GROUP_ROWS, LORA_SHRINK, LORA_EXPAND)
+LORA_SHRINK_ANY = KernelSpec(
+    file="lora/lora.cu",
+    name="lora_shrink_any_kernel",
+    template=("T",),
+    params=LoraShrinkAnyParams,
+    overlaps=True,
+    on_demand=True,
+)
+LORA_EXPAND_ANY = KernelSpec(
+    file="lora/lora.cu",
+    name="lora_expand_any_kernel",
+    template=("T",),
+    params=LoraExpandAnyParams,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (GROUP_ROWS, LORA_SHRINK, LORA_EXPAND, LORA_SHRINK_ANY, LORA_EXPAND_ANY)
 
 LORA_SLOTS = Constant(1024, "most slots")
 LORA_STAGED = Constant(1024, "slots of rows that are in shared memory at a time")
 LORA_ROWS = Constant(16, "rows of a tile, at most")
 LORA_PARTS = Constant(3, "parts of a weight, at most")
+LORA_RANKS = Constant(16, "of a block that multiplies with A")
+LORA_CHUNK = Constant(128, "of the width, that a warp of lora_shrink_kernel takes at a time")
 LORA_SHRINK_WARPS = Constant(8)
-LORA_WARP_RANKS = Constant(2, "of a warp of lora_shrink_kernel")
-LORA_RANKS = Constant(LORA_SHRINK_WARPS * LORA_WARP_RANKS, "of its block")
-LORA_FEATURES = Constant(256, "of a block of lora_expand_kernel")
+LORA_SLICE = Constant(LORA_SHRINK_WARPS * LORA_CHUNK, "of the width, of one sum of its chunks")
+LORA_EXPAND_WARPS = Constant(4)
+LORA_WARP_RANKS = Constant(LORA_RANKS // LORA_SHRINK_WARPS, "of a warp of lora_shrink_any_kernel")
+LORA_FEATURES = Constant(256, "of a block of lora_expand_any_kernel")
 LORA_STAGE = Constant(32, "ranks that it has in shared memory at a time")
 declare_header(
     "lora",
@@ -87,14 +158,50 @@ declare_header(
         "LORA_STAGED": LORA_STAGED,
         "LORA_ROWS": LORA_ROWS,
         "LORA_PARTS": LORA_PARTS,
-        "LORA_SHRINK_WARPS": LORA_SHRINK_WARPS,
-        "LORA_WARP_RANKS": LORA_WARP_RANKS,
         "LORA_RANKS": LORA_RANKS,
+        "LORA_CHUNK": LORA_CHUNK,
+        "LORA_SHRINK_WARPS": LORA_SHRINK_WARPS,
+        "LORA_SLICE": LORA_SLICE,
+        "LORA_EXPAND_WARPS": LORA_EXPAND_WARPS,
+        "LORA_WARP_RANKS": LORA_WARP_RANKS,
         "LORA_FEATURES": LORA_FEATURES,
         "LORA_STAGE": LORA_STAGE,
     },
-    (GroupRowsParams, LoraShrinkParams, LoraExpandParams),
+    (GroupRowsParams, LoraShrinkParams, LoraExpandParams, LoraShrinkAnyParams, LoraExpandAnyParams),
 )
+
+
+class ExpandShape(NamedTuple):
+    """Template arguments of `lora_expand_kernel`.
+
+    Attributes:
+        groups: of 32 features that a warp takes; halves are of both parts where the activation follows.
+        steps: of 16 ranks at a time.
+        most_ranks: that it can do; with 16 it does no others.
+    """
+
+    groups: int
+    steps: int
+    most_ranks: int
+
+    def template(self, dtype: str, gated: bool) -> tuple[str, ...]:
+        return (dtype, *map(str, self), "true" if gated else "false")
+
+    def features(self, gated: bool) -> int:
+        """Of a block, in one part."""
+        return LORA_EXPAND_WARPS * self.groups // (2 if gated else 1) * 4 * SEGMENT
+
+
+EXPAND_SHAPES = (ExpandShape(4, 1, 16), ExpandShape(2, 2, 32), ExpandShape(2, 2, 256))
+
+
+def expand_shape(max_rank: int) -> ExpandShape:
+    if max_rank == EXPAND_SHAPES[0].most_ranks:
+        return EXPAND_SHAPES[0]
+    return next(shape for shape in EXPAND_SHAPES[1:] if max_rank <= shape.most_ranks)
+
+
+WHOLE_BLOCKS = 4  # for each multiprocessor: as many that take the whole width each are enough
 
 TILE_INTS = 3  # slot, first place, number of rows
 LEAST_GROUP_THREADS = 256
@@ -102,7 +209,13 @@ LEAST_GROUP_THREADS = 256
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(GROUP_ROWS, ()), *((spec, (dtype,)) for dtype in dtypes for spec in (LORA_SHRINK, LORA_EXPAND))]
+    pairs: list[Instantiation] = [(GROUP_ROWS, ())]
+    for dtype in dtypes:
+        pairs += [(spec, (dtype,)) for spec in (LORA_SHRINK_ANY, LORA_EXPAND_ANY)]
+        if dtype != "float":
+            pairs.append((LORA_SHRINK, (dtype,)))
+            pairs += [(LORA_EXPAND, shape.template(dtype, gated)) for shape in EXPAND_SHAPES for gated in (False, True)]
+    return pairs
 
 
 def num_tiles(num_rows: int, num_slots: int) -> int:
@@ -132,13 +245,122 @@ def launch_group_rows(device: CudaDevice, rows: AdapterRows, num_slots: int) -> 
 
 def launch_adapters(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
     """out += factor * (x A^T) B^T in the rows that have an adapter."""
+    if _fits_tensor_cores(x, stack, out):
+        _launch_expand(device, stack, rows, out, None, _launch_shrink(device, x, stack, rows))
+    else:
+        _launch_any(device, x, stack, rows, out)
+
+
+def launch_adapters_silu_mul(
+    device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, product: Tensor, out: Tensor
+) -> bool:
+    """The same with SiLU of the first half of the features times the second; False, and nothing done, where no kernel
+    does that at once."""
+    inner = out.shape[1]
+    if stack.part_rows != (inner, inner) or not _fits_tensor_cores(x, stack, product) or not aligned(16, out):
+        return False
+    _launch_expand(device, stack, rows, product, out, _launch_shrink(device, x, stack, rows))
+    return True
+
+
+def _fits_tensor_cores(x: Tensor, stack: LoraStack, out: Tensor) -> bool:
+    """Whether all rows are whole segments of 2-byte elements."""
+    widths = (x.shape[1], stack.a.shape[2], *stack.part_rows)
+    whole = x.dtype.itemsize == HALF_BYTES and all(width % SEGMENT == 0 for width in widths)
+    fits = stack.a.shape[2] <= EXPAND_SHAPES[-1].most_ranks and out.dtype == x.dtype
+    return whole and fits and aligned(16, x, stack.a, stack.b, out)
+
+
+def num_slices(width: int) -> int:
+    """Slices of a product's width, whose sums are added in order."""
+    return ceil_div(width, LORA_SLICE)
+
+
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
+def shrink_config(
+    num_rows: int, num_slots: int, parts: int, max_rank: int, width: int, room: int, multiprocessors: int
+) -> LaunchConfig:
+    """A block for every slice of the width where few would take it whole, and where `room` floats hold their sums."""
+    tiles, blocks, slices = num_tiles(num_rows, num_slots), parts * ceil_div(max_rank, LORA_RANKS), num_slices(width)
+    few = tiles * blocks < WHOLE_BLOCKS * multiprocessors
+    sliced = few and num_rows * parts * max_rank * slices <= room
+    return LaunchConfig((tiles, blocks, slices if sliced else 1), (LORA_SHRINK_WARPS * WARP_SIZE, 1, 1))
+
+
+@lru_cache(maxsize=MAX_CACHED_CONFIGS)
+def expand_config(
+    num_rows: int, num_slots: int, part_rows: tuple[int, ...], shape: ExpandShape, gated: bool
+) -> LaunchConfig:
+    """With `gated` a block has features of both parts, and there are tiles for rows without an adapter."""
+    tiles, features = num_tiles(num_rows, num_slots), shape.features(gated)
+    if gated:
+        grid = (tiles + ceil_div(num_rows, LORA_ROWS), ceil_div(part_rows[0], features), 1)
+    else:
+        grid = (tiles, sum(ceil_div(count, features) for count in part_rows), 1)
+    return LaunchConfig(grid, (LORA_EXPAND_WARPS * WARP_SIZE, 1, 1))
+
+
+def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows) -> int:
+    """Returns: the slices whose sums it writes."""
+    num_rows, width = x.shape
+    num_slots, parts, max_rank, _ = stack.a.shape
+    selection = stack.selection
+    room = selection.shrunk.size
+    config = shrink_config(num_rows, num_slots, parts, max_rank, width, room, device.multiprocessors)
+    params = LoraShrinkParams(
+        x=x,
+        a=stack.a,
+        factors=stack.factors,
+        ranks=selection.ranks,
+        groups=rows.groups,
+        shrunk=selection.shrunk,
+        num_rows=num_rows,
+        width=width,
+        parts=parts,
+        max_rank=max_rank,
+    )
+    device.launch(LORA_SHRINK, (cuda_type(x.dtype),), config, params)
+    return config.grid[2]
+
+
+def _launch_expand(
+    device: CudaDevice, stack: LoraStack, rows: AdapterRows, out: Tensor, activated: Tensor | None, slices: int
+) -> None:
+    num_rows, features = out.shape
+    num_slots, parts, max_rank, _ = stack.a.shape
+    gated = activated is not None
+    shape = expand_shape(max_rank)
+    second, third = _part_starts(stack)
+    params = LoraExpandParams(
+        shrunk=stack.selection.shrunk,
+        b=stack.b,
+        factors=stack.factors,
+        ranks=stack.selection.ranks,
+        slots=rows.slots,
+        groups=rows.groups,
+        out=out,
+        activated=activated,
+        num_rows=num_rows,
+        num_tiles=num_tiles(num_rows, num_slots),
+        features=features,
+        parts=parts,
+        max_rank=max_rank,
+        slices=slices,
+        second=second,
+        third=third,
+    )
+    config = expand_config(num_rows, num_slots, stack.part_rows, shape, gated)
+    device.launch(LORA_EXPAND, shape.template(cuda_type(out.dtype), gated), config, params)
+
+
+def _launch_any(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
     num_rows, width = x.shape
     num_slots, parts, max_rank, _ = stack.a.shape
     features = out.shape[1]
     selection = stack.selection
     tiles = num_tiles(num_rows, num_slots)
     template = (cuda_type(x.dtype),)
-    shrink = LoraShrinkParams(
+    shrink = LoraShrinkAnyParams(
         x=x,
         a=stack.a,
         factors=stack.factors,
@@ -151,9 +373,9 @@ def launch_adapters(device: CudaDevice, x: Tensor, stack: LoraStack, rows: Adapt
         max_rank=max_rank,
     )
     grid = (tiles, parts, ceil_div(max_rank, LORA_RANKS))
-    device.launch(LORA_SHRINK, template, LaunchConfig(grid, (LORA_SHRINK_WARPS * WARP_SIZE, 1, 1)), shrink)
-    starts = [sum(stack.part_rows[:part]) if part < parts else features for part in (1, 2)]
-    expand = LoraExpandParams(
+    device.launch(LORA_SHRINK_ANY, template, LaunchConfig(grid, (LORA_SHRINK_WARPS * WARP_SIZE, 1, 1)), shrink)
+    second, third = _part_starts(stack)
+    expand = LoraExpandAnyParams(
         shrunk=selection.shrunk,
         b=stack.b,
         ranks=selection.ranks,
@@ -163,8 +385,14 @@ def launch_adapters(device: CudaDevice, x: Tensor, stack: LoraStack, rows: Adapt
         features=features,
         parts=parts,
         max_rank=max_rank,
-        second=starts[0],
-        third=starts[1],
+        second=second,
+        third=third,
     )
     grid = (tiles, ceil_div(features, LORA_FEATURES), 1)
-    device.launch(LORA_EXPAND, template, LaunchConfig(grid, (LORA_FEATURES, 1, 1)), expand)
+    device.launch(LORA_EXPAND_ANY, template, LaunchConfig(grid, (LORA_FEATURES, 1, 1)), expand)
+
+
+def _part_starts(stack: LoraStack) -> tuple[int, int]:
+    """The first features of parts 1 and 2, the number of features where there is none."""
+    second = stack.part_rows[0]
+    return second, second + sum(stack.part_rows[1:2])

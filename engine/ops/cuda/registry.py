@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from tessera.engine.cuda import memory
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda import (
     activation,
@@ -23,11 +24,13 @@ from tessera.engine.ops.cuda import (
 )
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
+from tessera.engine.ops.cuda.moe import mxfp4 as expert_mxfp4
+from tessera.engine.ops.cuda.moe import router as expert_router
 from tessera.engine.ops.cuda.moe import routing as expert_routing
 from tessera.engine.ops.cuda.moe import rows as expert_rows
 from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
 from tessera.engine.ops.cuda.moe import tiles as expert_tiles
-from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product
+from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product, sm90_row, sm90_rows
 from tessera.engine.ops.interface import RareOp
 
 GROUPS = (
@@ -37,6 +40,8 @@ GROUPS = (
     gather,
     product,
     sm90_product,
+    sm90_row,
+    sm90_rows,
     fp8,
     lora,
     attention,
@@ -49,12 +54,15 @@ GROUPS = (
     encoder,
     collectives,
     expert_routing,
+    expert_router,
     expert_rows,
     expert_tiles,
     expert_decode,
     expert_blocks,
+    expert_mxfp4,
     sm90_experts,
     training,
+    memory,
 )
 ENCODER_GROUPS = (
     linear,
@@ -66,6 +74,7 @@ ENCODER_GROUPS = (
     activation,
     elementwise,
     encoder,
+    memory,
 )  # all that a text encoder launches
 
 
@@ -75,25 +84,21 @@ def _for_any_cache(*specs: KernelSpec[Any]) -> tuple[KernelSpec[Any], ...]:
 
 # Kernels of operations that few models have; see `tessera.engine.ops.interface.RareOp`.
 OF_RARE_OPS: dict[RareOp, tuple[KernelSpec[Any], ...]] = {
-    "soft_cap": (
-        *_for_any_cache(
-            attention.general.CAPPED_ATTENTION,
-            attention.decode.CAPPED_ATTENTION_DECODE,
-            attention.drafts.CAPPED_DRAFTS,
-            attention.prefill.CAPPED_PREFILL,
-            attention.prefill.CAPPED_PREFILL_IN_ORDER,
-        ),
+    "soft_cap": _for_any_cache(
+        attention.general.CAPPED_ATTENTION,
+        attention.decode.CAPPED_ATTENTION_DECODE,
+        attention.drafts.CAPPED_DRAFTS,
+        attention.prefill.CAPPED_PREFILL,
+        attention.prefill.CAPPED_PREFILL_IN_ORDER,
         *attention.sm90_prefill.CAPPED,
     ),
-    "sinks": (
-        *_for_any_cache(
-            attention.general.SINK_ATTENTION,
-            attention.decode.SINK_ATTENTION_DECODE,
-            attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,
-            attention.drafts.SINK_DRAFTS,
-            attention.prefill.SINK_PREFILL,
-            attention.prefill.SINK_PREFILL_IN_ORDER,
-        ),
+    "sinks": _for_any_cache(
+        attention.general.SINK_ATTENTION,
+        attention.decode.SINK_ATTENTION_DECODE,
+        attention.decode.CLUSTERED_SINK_ATTENTION_DECODE,
+        attention.drafts.SINK_DRAFTS,
+        attention.prefill.SINK_PREFILL,
+        attention.prefill.SINK_PREFILL_IN_ORDER,
         *attention.sm90_prefill.WITH_SINKS,
     ),
     "relu": (activation.RELU,),

@@ -11,7 +11,7 @@ from tessera.engine.ops.cuda.attention.problem import ATTENTION
 
 FILES = (decode, drafts, sm90_prefill, prefill, general, rope)
 # By those for a cache of 16 or 32 bits.
-OF_E4M3 = decode.OF_E4M3 | drafts.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3
+OF_E4M3 = decode.OF_E4M3 | drafts.OF_E4M3 | sm90_prefill.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)
 
 __all__ = ["ATTENTION", "OF_E4M3", "SPECS", "AttentionOps", "instantiations"]

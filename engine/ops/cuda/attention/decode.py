@@ -96,6 +96,7 @@ WARP_KEYS = Constant(16, "keys that a warp handles at a time")
 SPLIT_KEYS = Constant(64, "of which a split's size is a multiple")
 MERGED_FLOATS = Constant(8, "of an output that a thread merges at a time")
 SENT_FLOATS = Constant(12, "of a split, from block to block: MERGED_FLOATS, their maximum and sum, padded to 16 bytes")
+MERGE_PADDING = Constant(4, "floats behind each row that a warp leaves to be merged")
 MAX_CLUSTER = Constant(8)
 declare_header(
     "decode",
@@ -107,6 +108,7 @@ declare_header(
         "SPLIT_KEYS": SPLIT_KEYS,
         "MERGED_FLOATS": MERGED_FLOATS,
         "SENT_FLOATS": SENT_FLOATS,
+        "MERGE_PADDING": MERGE_PADDING,
         "MAX_CLUSTER": MAX_CLUSTER,
     },
     (PagedAttentionDecodeParams,),
@@ -147,29 +149,49 @@ DECODE_SHAPES = {
     )
 }
 MANY_ROWS_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}  # more blocks to a multiprocessor
+# Of e4m3, whose tiles are half as large.
+CODE_SHAPES = {
+    shape.head_dim: shape
+    for shape in (
+        DecodeShape(64, warps=4, stages=4),
+        DecodeShape(80, warps=4, stages=4),
+        DecodeShape(96, warps=4, stages=4),
+        DecodeShape(128, warps=4, stages=3),
+        DecodeShape(256, warps=4, stages=1),
+    )
+}
+MANY_ROWS_CODE_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched here for elements of these C types."""
-    shapes = (*DECODE_SHAPES.values(), *MANY_ROWS_SHAPES.values())
-    pairs = [(PAGED_ATTENTION_DECODE, shape.template(fused=fused)) for shape in shapes for fused in (False, True)]
-    pairs += [
-        (CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in DECODE_SHAPES.values()
-    ]
-    pairs += [(WITH_SINKS[spec], (*template[:-1], "true")) for spec, template in pairs]
-    pairs += [
-        (CAPPED_ATTENTION_DECODE, DECODE_SHAPES[head_dim].template(fused=fused, capped=True))
-        for head_dim in CAPPED_HEAD_DIMS
-        for fused in (False, True)
-    ]
+    pairs = _templates(DECODE_SHAPES, MANY_ROWS_SHAPES)
     widened = [
-        (spec, template) for spec, template in pairs if spec.min_arch < CLUSTER_ARCH or may_cluster(int(template[0]))
+        (spec, template)
+        for spec, template in _templates(CODE_SHAPES, MANY_ROWS_CODE_SHAPES)
+        if spec.min_arch < CLUSTER_ARCH or may_cluster(int(template[0]))
     ]
     halves = [dtype for dtype in dtypes if dtype != "float"]
     return [
         *((spec, (dtype, dtype, *template)) for dtype in halves for spec, template in pairs),
         *((OF_E4M3[spec], (dtype, E4M3, *template)) for dtype in halves for spec, template in widened),
     ]
+
+
+def _templates(
+    few_rows: dict[int, DecodeShape], many_rows: dict[int, DecodeShape]
+) -> list[tuple[KernelSpec[PagedAttentionDecodeParams], tuple[str, ...]]]:
+    """Kernels and their template arguments behind the types, by the shapes of each head size."""
+    shapes = (*few_rows.values(), *many_rows.values())
+    pairs = [(PAGED_ATTENTION_DECODE, shape.template(fused=fused)) for shape in shapes for fused in (False, True)]
+    pairs += [(CLUSTERED_ATTENTION_DECODE, shape.template(fused=True, clustered=True)) for shape in few_rows.values()]
+    pairs += [(WITH_SINKS[spec], (*template[:-1], "true")) for spec, template in pairs]
+    pairs += [
+        (CAPPED_ATTENTION_DECODE, few_rows[head_dim].template(fused=fused, capped=True))
+        for head_dim in CAPPED_HEAD_DIMS
+        for fused in (False, True)
+    ]
+    return pairs
 
 
 def may_cluster(head_dim: int) -> bool:
@@ -228,6 +250,15 @@ def divide(
     return Division(1, MIN_SPLIT_KEYS, max_splits, block_splits)
 
 
+def ring_bytes(shape: DecodeShape, merged_rows: int, *, e4m3: bool) -> int:
+    """Shared memory of a block's tiles of keys and values and, of e4m3, of the rows that warps leave to be merged."""
+    keys = shape.warps * shape.stages * 2 * WARP_KEYS
+    if not e4m3:
+        return keys * (shape.head_dim + SEGMENT) * HALF_BYTES
+    merged = merged_rows * (shape.head_dim + MERGE_PADDING) * float32.itemsize
+    return keys * shape.head_dim + shape.warps * merged
+
+
 def decode_config(
     shape: DecodeShape,
     num_seqs: int,
@@ -241,9 +272,8 @@ def decode_config(
     """Blocks for `splits` splits of every row."""
     pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
-    tiles, codes = (1, shape.warps * shape.stages * 2 * WARP_KEYS * shape.head_dim) if e4m3 else (shape.stages, 0)
-    rows = shape.warps * tiles * 2 * WARP_KEYS + query_rows
-    shared_bytes = rows * pitch + codes + 2 * shape.head_dim * HALF_BYTES
+    rings = ring_bytes(shape, query_rows, e4m3=e4m3)
+    shared_bytes = rings + query_rows * pitch + 2 * shape.head_dim * HALF_BYTES
     block = (shape.warps * WARP_SIZE, 1, 1)
     groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
     if cluster == 1:
@@ -285,9 +315,10 @@ def plan_decode(
     clusters = fused and clusters and not capped and (not e4m3 or may_cluster(head_dim))
     division = divide(num_seqs, groups, max_context_len, max_splits, clusters=clusters, in_order=in_order)
     splits = decode_splits(max_context_len, window, division)
-    shape = DECODE_SHAPES[head_dim]
+    few_rows, many_rows = (CODE_SHAPES, MANY_ROWS_CODE_SHAPES) if e4m3 else (DECODE_SHAPES, MANY_ROWS_SHAPES)
+    shape = few_rows[head_dim]
     if num_seqs * groups >= MANY_ROW_GROUPS and not in_order and not capped:  # other warps add other keys
-        shape = MANY_ROWS_SHAPES.get(head_dim, shape)
+        shape = many_rows.get(head_dim, shape)
     clustered = division.cluster > 1
     spec = CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE
     if capped:

@@ -21,9 +21,9 @@ from tessera.engine.ops.cuda.attention.decode import (
     MERGED_FLOATS,
     MIN_SPLIT_KEYS,
     SENT_FLOATS,
-    WARP_KEYS,
     accepts_keys,
     head_groups,
+    ring_bytes,
 )
 from tessera.engine.ops.cuda.attention.problem import (
     ATTENTION,
@@ -118,10 +118,9 @@ def head_rows_log2(num_heads: int, num_kv_heads: int) -> int:
 
 def shared_bytes(head_dim: int, row_tiles: int, *, e4m3: bool) -> int:
     """Dynamic shared memory of a block."""
-    shape, rows = DECODE_SHAPES[head_dim], TILE_ROWS * row_tiles
-    tiles, codes = (1, shape.warps * shape.stages * 2 * WARP_KEYS * head_dim) if e4m3 else (shape.stages, 0)
-    staged = (shape.warps * tiles * 2 * WARP_KEYS + rows) * (head_dim + SEGMENT) * HALF_BYTES
-    return staged + codes + rows * head_dim // MERGED_FLOATS * SENT_FLOATS * float32.itemsize
+    rows = TILE_ROWS * row_tiles
+    staged = ring_bytes(DECODE_SHAPES[head_dim], TILE_ROWS, e4m3=e4m3) + rows * (head_dim + SEGMENT) * HALF_BYTES
+    return staged + rows * head_dim // MERGED_FLOATS * SENT_FLOATS * float32.itemsize
 
 
 class DraftPlan(NamedTuple):

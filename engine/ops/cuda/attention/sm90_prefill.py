@@ -14,7 +14,19 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InInt, InT, Int32, OutFloat, OutT, OutUint, TensorMap
+from tessera.engine.cuda.params import (
+    MAP_BYTES,
+    Float32,
+    InCached,
+    InFloat,
+    InInt,
+    InT,
+    Int32,
+    OutFloat,
+    OutT,
+    OutUint,
+    TensorMap,
+)
 from tessera.engine.cuda.tensor_map import SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory, PrefillSplits
 from tessera.engine.ops.cuda.attention.problem import (
@@ -22,9 +34,10 @@ from tessera.engine.ops.cuda.attention.problem import (
     CAPPED_HEAD_DIMS,
     AttentionOperands,
     AttentionProblem,
+    for_e4m3,
 )
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, WARPGROUP_SIZE, ceil_div
 from tessera.engine.tensor import float32
 
 
@@ -51,12 +64,15 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
     heads_at_once: Int32
     scale_log2: Float32
     cap_scale: Float32
+    key_cache: InCached
+    value_cache: InCached
+    kv_scales: InFloat
 
 
 SM90_PREFILL = KernelSpec(
     file="attention/sm90_prefill.cu",
     name="sm90_paged_attention_prefill_kernel",
-    template=("T", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS", "CAPPED"),
+    template=("T", "Cached", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS", "CAPPED"),
     params=Sm90PagedAttentionPrefillParams,
     min_arch=90,
     arch_specific=True,
@@ -70,7 +86,8 @@ SM90_CAPPED_PREFILL = replace(SM90_PREFILL, on_demand=True)
 SM90_CAPPED_PREFILL_IN_ORDER = replace(SM90_PREFILL_IN_ORDER, on_demand=True)
 WITH_SINKS = (SM90_SINK_PREFILL, SM90_SINK_PREFILL_IN_ORDER)
 CAPPED = (SM90_CAPPED_PREFILL, SM90_CAPPED_PREFILL_IN_ORDER)
-SPECS = (SM90_PREFILL, SM90_PREFILL_IN_ORDER, *WITH_SINKS, *CAPPED)
+OF_E4M3 = for_e4m3(SM90_PREFILL, SM90_PREFILL_IN_ORDER, *WITH_SINKS, *CAPPED)
+SPECS = (*OF_E4M3, *OF_E4M3.values())
 
 GROUP_ROWS = Constant(64, "of queries that a warp group holds")
 TILE_KEYS = Constant(128)
@@ -90,6 +107,7 @@ declare_header(
 
 SINK_HEAD_DIMS = (64,)  # gpt-oss's
 MIN_PIECE = SWIZZLE_ROWS  # keys
+NO_MAP = bytes(MAP_BYTES)
 NEAR_BYTES = 40 << 20  # of keys and values: what the L2 keeps while tiles of queries pass over them
 
 
@@ -117,17 +135,17 @@ SHAPES = {
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [
-        (
-            spec,
-            (dtype, *shape.template(in_order=spec.batch_invariant, sinks=spec in WITH_SINKS, capped=spec in CAPPED)),
-        )
-        for spec in SPECS
-        for dtype in dtypes
-        if dtype != "float"
+    pairs = [
+        (spec, shape.template(in_order=spec.batch_invariant, sinks=spec in WITH_SINKS, capped=spec in CAPPED))
+        for spec in OF_E4M3
         for shape in SHAPES.values()
         if shape.head_dim in SINK_HEAD_DIMS or spec not in WITH_SINKS
         if shape.head_dim in CAPPED_HEAD_DIMS or spec not in CAPPED
+    ]
+    halves = [dtype for dtype in dtypes if dtype != "float"]
+    return [
+        *((spec, (dtype, dtype, *template)) for dtype in halves for spec, template in pairs),
+        *((OF_E4M3[spec], (dtype, E4M3, *template)) for dtype in halves for spec, template in pairs),
     ]
 
 
@@ -157,10 +175,12 @@ def most_splits(num_keys: int) -> int:
     return min(tiles // MIN_SPLIT_TILES, MAX_SPLITS)
 
 
-def prefill_config(shape: Sm90Shape, num_units: int, multiprocessors: int) -> LaunchConfig:
+def prefill_config(shape: Sm90Shape, num_units: int, multiprocessors: int, *, e4m3: bool = False) -> LaunchConfig:
     """A block for each multiprocessor, or for each of at most `num_units` splits of tiles if they are fewer."""
     rows = 2 * (shape.tile_rows + shape.stages * TILE_KEYS)
     shared_bytes = rows * shape.head_dim * HALF_BYTES + SWIZZLE_REPEAT
+    if e4m3:  # a tile of keys and one of values
+        shared_bytes += 2 * TILE_KEYS * shape.head_dim
     grid = (min(multiprocessors, num_units), 1, 1)
     return LaunchConfig(grid, (WARPGROUP_SIZE * (shape.consumers + 1), 1, 1), shared_bytes)
 
@@ -171,20 +191,15 @@ def most_tiles(shape: Sm90Shape, num_tokens: int, num_seqs: int, num_heads: int,
     return per_head * num_kv_heads
 
 
-def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int) -> int:
+def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int, element_bytes: int = HALF_BYTES) -> int:
     """Heads whose keys and values are read at the same time; those of all together may not stay in the L2."""
-    head_bytes = 2 * max(num_keys, 1) * head_dim * HALF_BYTES
+    head_bytes = 2 * max(num_keys, 1) * head_dim * element_bytes
     parts = ceil_div(num_kv_heads, max(NEAR_BYTES // head_bytes, 1))
     return ceil_div(num_kv_heads, parts)
 
 
 def _accepts(problem: AttentionProblem, device: CudaDevice) -> Sm90Shape | None:
-    if (
-        problem.rows != "prompts"
-        or problem.cached != problem.dtype
-        or problem.dtype == "float"
-        or not problem.is_aligned
-    ):
+    if problem.rows != "prompts" or problem.dtype == "float" or not problem.is_aligned:
         return None
     if problem.capped and problem.head_dim not in CAPPED_HEAD_DIMS:
         return None
@@ -203,11 +218,16 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     num_units = most_tiles(shape, q.shape[0], num_seqs, num_heads, num_kv_heads)
     if not problem.in_order:
         num_units *= most_splits(num_keys)
-    config = prefill_config(shape, num_units, device.multiprocessors)
+    e4m3 = problem.cached == E4M3
+    config = prefill_config(shape, num_units, device.multiprocessors, e4m3=e4m3)
     partial_out, partial_sums, arrivals = split_pointers(splits_of(operands.memory), shape, config.grid[0])
+    key_map, value_map = (
+        NO_MAP if e4m3 else row_groups_map(cache.pointer, q.dtype, rows, head_dim, piece)
+        for cache in (operands.key_cache, operands.value_cache)
+    )
     params = Sm90PagedAttentionPrefillParams(
-        key_map=row_groups_map(operands.key_cache.pointer, q.dtype, rows, head_dim, piece),
-        value_map=row_groups_map(operands.value_cache.pointer, q.dtype, rows, head_dim, piece),
+        key_map=key_map,
+        value_map=value_map,
         q=q,
         block_tables=metadata.block_tables,
         table_rows=metadata.table_rows,
@@ -225,9 +245,12 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         piece=piece,
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
-        heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim),
+        heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim, operands.key_cache.dtype.itemsize),
         scale_log2=operands.cap_log2 if problem.capped else operands.scale_log2,
         cap_scale=operands.scale_log2 if problem.capped else 0.0,
+        key_cache=operands.key_cache,
+        value_cache=operands.value_cache,
+        kv_scales=operands.kv_scales,
     )
     in_order, sinks, capped = problem.in_order, problem.has_sinks, problem.capped
     spec = SM90_PREFILL_IN_ORDER if in_order else SM90_PREFILL
@@ -236,7 +259,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     elif capped:
         spec = SM90_CAPPED_PREFILL_IN_ORDER if in_order else SM90_CAPPED_PREFILL
     template = shape.template(in_order=in_order, sinks=sinks, capped=capped)
-    device.launch(spec, (problem.dtype, *template), config, params)
+    device.launch(OF_E4M3[spec] if e4m3 else spec, (problem.dtype, problem.cached, *template), config, params)
 
 
 ATTENTION.register(Candidate("sm90_prefill", SPECS, _accepts, _launch, order=1))

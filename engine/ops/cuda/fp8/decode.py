@@ -17,7 +17,7 @@ from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Poi
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.linear.decode import THREADS, UNIT, WARPS
-from tessera.engine.ops.cuda.types import ceil_div
+from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
 from tessera.engine.tensor import float32
 
 InBytes = Annotated[Pointer, "const unsigned char*"]
@@ -84,9 +84,12 @@ class Fp8DecodeTile:
         resident = self.tokens == 1
         loads = HALVES * (self.units + (0 if resident else groups))
         ring = self.stages * loads * THREADS * LANE_BYTES
-        partial = WARPS * self.units * UNIT * (1 if resident else groups * 8) * float32.itemsize
-        row = self.steps(in_features) * WARPS * (STEP + float32.itemsize)
-        return ring + partial + (row if resident else 0)
+        sums = self.units * UNIT * (1 if resident else groups * 8) * float32.itemsize  # of a warp
+        if not resident:
+            return ring + WARPS * sums
+        steps = self.steps(in_features)
+        codes = steps * STEP
+        return ring + WARPS * (max(codes * HALF_BYTES, codes + sums) + steps * float32.itemsize)
 
     def fits(self, in_features: int, limit: int) -> bool:
         """Whether a block has this much shared memory, beside a few sums of each warp."""
@@ -94,28 +97,36 @@ class Fp8DecodeTile:
         return self.shared_bytes(in_features) + beside <= limit
 
 
-# Units and stages by tokens. A multiprocessor has room for two blocks, and for one that quantises.
-SIZES = {1: ((2, 4), (4, 3)), 8: ((1, 6), (2, 4), (4, 2)), 16: ((1, 4), (2, 3), (4, 2))}
-# Of several rows where scales are of blocks, for which registers do not suffice: it has room for one.
-BLOCK_SIZES = {8: ((1, 7), (4, 3), (6, 3), (8, 2)), 16: ((1, 6), (4, 3), (6, 3), (8, 2))}
+# Units and stages by tokens. Of deep rings a multiprocessor has room for one, and for a block of one row's attention
+# beside it: were there room for two, those of the next product could meet wherever attention leaves room first. Short
+# rings are for blocks all of whose weights they hold; there the next products' come meanwhile.
+SIZES = {
+    1: ((2, 3), (2, 8), (4, 2), (4, 4), (6, 2), (6, 3)),
+    8: ((1, 4), (1, 8), (2, 3), (2, 6), (4, 2), (4, 3), (6, 3), (8, 2)),
+    16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2)),
+}
 LOGITS_UNITS = 4
 
 
-def tiles_of(tokens: int, *, groups: bool, logits: bool) -> list[Fp8DecodeTile]:
-    sizes = BLOCK_SIZES[tokens] if groups and tokens > 1 else SIZES[tokens]
-    return [Fp8DecodeTile(tokens, *size) for size in sizes if not logits or size[0] == LOGITS_UNITS]
+def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
+    return [Fp8DecodeTile(tokens, *size) for size in SIZES[tokens] if not logits or size[0] == LOGITS_UNITS]
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once."""
+    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all."""
     tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
     fitting = [
         tile
-        for tile in tiles_of(tokens, groups=problem.groups, logits=problem.out_dtype == "float")
+        for tile in tiles_of(tokens, logits=problem.out_dtype == "float")
         if tile.units > problem.gated and tile.fits(problem.in_features, shared_bytes)
     ]
+    if not fitting:
+        return None
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
-    return next((tile for tile in fitting if tile.units >= needed), fitting[-1] if fitting else None)
+    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    rings = [tile for tile in fitting if tile.units == units]
+    stages = rings[0].steps(problem.in_features) * ceil_div(needed, units)  # with all weights of a block
+    return next((tile for tile in rings if tile.stages >= stages), rings[-1])
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
@@ -163,7 +174,7 @@ def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
         (FP8_DECODE, tile.template(dtype, out, groups=groups))
         for out in (dtype, "float")
         for tokens in SIZES
-        for tile in tiles_of(tokens, groups=groups, logits=out == "float")
+        for tile in tiles_of(tokens, logits=out == "float")
     ]
 
 

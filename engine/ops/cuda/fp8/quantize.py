@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.generated import declare_header
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutFloat, Pointer
 from tessera.engine.formats import Fp8Format
 from tessera.engine.ops.cuda.fp8.problem import GROUP
-from tessera.engine.ops.cuda.types import NORM_CHUNKS, NORM_THREADS, ceil_div, cuda_type, rmsnorm_config
+from tessera.engine.ops.cuda.types import (
+    CHUNK,
+    HALF_BYTES,
+    NORM_CHUNKS,
+    NORM_THREADS,
+    ceil_div,
+    cuda_type,
+    rmsnorm_config,
+)
 from tessera.engine.tensor import Tensor, float32, uint8
 
 OutBytes = Annotated[Pointer, "unsigned char*"]
@@ -29,26 +37,33 @@ class Fp8QuantizeParams(NamedTuple):
 FP8_QUANTIZE = KernelSpec(
     file="linear/fp8_quantize.cu",
     name="fp8_quantize_kernel",
-    template=("T", "GROUPS", "NORM"),
+    template=("T", "GROUPS", "NORM", "CHUNKS"),
     params=Fp8QuantizeParams,
     min_arch=89,
     overlaps=True,
     on_demand=True,
 )
 SPECS = (FP8_QUANTIZE,)
+WIDE_THREADS = Constant(1024, "of a row, at most, where there are few rows")
 declare_header(
     "fp8_quantize",
     __name__,
-    {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS, "GROUP": GROUP},
+    {"MAX_THREADS": NORM_THREADS, "WIDE_THREADS": WIDE_THREADS, "ROW_CHUNKS": NORM_CHUNKS, "GROUP": GROUP},
     (Fp8QuantizeParams,),
 )
 
+CHUNKS = (1, 2, int(NORM_CHUNKS))  # that a thread keeps of a row
+FEW_ROWS = 256  # that multiprocessors take at once with many threads each
 SCALES_ALIGNMENT = 256  # bytes, of where the scales begin behind the values
 
 
 def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
     """All that may be launched for elements of this C type."""
-    return [(FP8_QUANTIZE, _template(dtype, groups=groups, normed=normed)) for normed in (False, True)]
+    return [
+        (FP8_QUANTIZE, _template(dtype, chunks, groups=groups, normed=normed))
+        for normed in (False, True)
+        for chunks in CHUNKS
+    ]
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -57,8 +72,20 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [kernel for dtype in halves for groups in (False, True) for kernel in kernels_of(dtype, groups=groups)]
 
 
-def _template(dtype: str, *, groups: bool, normed: bool) -> tuple[str, ...]:
-    return (dtype, "true" if groups else "false", "true" if normed else "false")
+def _template(dtype: str, chunks: int, *, groups: bool, normed: bool) -> tuple[str, ...]:
+    return (dtype, "true" if groups else "false", "true" if normed else "false", str(chunks))
+
+
+def division(num_rows: int, columns: int, *, normed: bool) -> tuple[int, LaunchConfig]:
+    """The chunks that a thread keeps, and the launch. Neither moves a bit: sums are added in the order of the norm."""
+    config = rmsnorm_config(num_rows, columns)
+    most = config.block[0] * NORM_CHUNKS  # chunks of a row that such a block keeps
+    if num_rows > FEW_ROWS or columns > most * CHUNK:
+        return CHUNKS[-1], config
+    chunks = next(chunks for chunks in CHUNKS if most <= WIDE_THREADS * chunks)
+    threads = most // chunks
+    shared_bytes = most * CHUNK * HALF_BYTES if normed and chunks < NORM_CHUNKS else 0
+    return chunks, LaunchConfig(config.grid, (threads, 1, 1), shared_bytes)
 
 
 def scratch_bytes(num_rows: int, columns: int) -> int:
@@ -88,6 +115,8 @@ def quantized(
         eps=eps,
         static_scale=format.input_scale or 0.0,
     )
-    template = _template(cuda_type(x.dtype), groups=format.block is not None, normed=norm is not None)
-    device.launch(FP8_QUANTIZE, template, rmsnorm_config(num_rows, columns), params)
+    normed = norm is not None
+    chunks, config = division(num_rows, columns, normed=normed)
+    template = _template(cuda_type(x.dtype), chunks, groups=format.block is not None, normed=normed)
+    device.launch(FP8_QUANTIZE, template, config, params)
     return values, scales

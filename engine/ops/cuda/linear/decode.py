@@ -79,7 +79,7 @@ class DecodeTile:
         ring = self.stages * loads * THREADS * SEGMENT_BYTES
         partial = WARPS * self.units * groups * WARP_SIZE * 8
         row = self.steps(in_features) * self.halves * HALF_K * WARPS * HALF_BYTES
-        return ring + partial + (2 if resident else int(normed)) * row
+        return ring + partial + (int(resident) + int(normed)) * row
 
     def steps(self, in_features: int) -> int:
         """That each warp takes."""
@@ -96,7 +96,7 @@ class DecodeTile:
 
 
 MAX_ROWS = 16
-MAX_RESIDENT_FEATURES = 8192  # of the one row that a block keeps in shared memory
+MAX_RESIDENT_FEATURES = 10240  # of the one row that a block keeps in shared memory
 
 TOKENS = (1, 8, 16)
 SIZES = ((1, 6), (4, 2), (4, 3), (6, 2), (6, 3))  # units and stages
@@ -185,7 +185,7 @@ def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operan
         in_features=problem.in_features,
         eps=operands.eps,
         accumulate=problem.accumulates,
-        gated=problem.gated,
+        gated=problem.gate,
     )
     device.launch(MATMUL_DECODE, tile.template(problem.dtype, problem.out_dtype), config, params)
 

@@ -138,7 +138,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 def _accepts(problem: LinearProblem, device: CudaDevice) -> OrderedPlan | None:
-    if not problem.in_order or not problem.is_half or not problem.in_segments:
+    if not problem.in_order or not problem.is_half or not problem.in_segments or problem.gelu:
         return None
     if problem.normed and problem.num_rows > MAX_NORMED_ROWS:
         return None

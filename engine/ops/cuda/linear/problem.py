@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.ops.cuda.candidates import CandidateTable
 from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
 from tessera.engine.tensor import Tensor
 
 WIDE_BYTES = 16  # of the widest copies
+
+SILU_GATE = Constant(1)
+GELU_GATE = Constant(2, "by its tanh approximation")
+declare_header("gates", __name__, {"SILU_GATE": SILU_GATE, "GELU_GATE": GELU_GATE})
 
 
 class LinearOperands(NamedTuple):
@@ -23,12 +28,13 @@ class LinearOperands(NamedTuple):
 
 
 class LinearProblem(NamedTuple):
-    """A product, perhaps with the norm of x before it and the gated activation (SiLU) or an addition after it.
+    """A product, perhaps with the norm of x before it and the gated activation or an addition after it.
 
     Attributes:
         num_rows, features, in_features: of x, of the result, of a row of x.
         dtype, out_dtype: C names of x's and the result's elements.
         normed, gated, accumulates, biased: what is around the product.
+        gelu: the gate passes GELU by its tanh approximation instead of SiLU.
         inputs_aligned: x, weight and norm begin at multiples of 16 bytes.
         out_aligned: so does the result; out_in_pairs: at a multiple of two elements.
         bias_in_pairs: the bias begins at a multiple of 4 bytes.
@@ -49,10 +55,17 @@ class LinearProblem(NamedTuple):
     out_in_pairs: bool
     bias_in_pairs: bool
     in_order: bool
+    gelu: bool = False
 
     @classmethod
     def of(
-        cls, operands: LinearOperands, *, gated: bool = False, accumulates: bool = False, in_order: bool = False
+        cls,
+        operands: LinearOperands,
+        *,
+        gated: bool = False,
+        accumulates: bool = False,
+        in_order: bool = False,
+        gelu: bool = False,
     ) -> LinearProblem:
         x, weight, bias, out, norm, _ = operands
         num_rows, in_features = x.shape
@@ -73,11 +86,17 @@ class LinearProblem(NamedTuple):
             out_aligned or out.pointer % (2 * out.dtype.itemsize) == 0,
             bias is None or bias.pointer % (2 * HALF_BYTES) == 0,
             in_order,
+            gelu,
         )
 
     @property
     def weight_rows(self) -> int:
         return 2 * self.features if self.gated else self.features
+
+    @property
+    def gate(self) -> int:
+        """As kernels take it: 0 without one."""
+        return (GELU_GATE if self.gelu else SILU_GATE) if self.gated else 0
 
     @property
     def is_half(self) -> bool:

@@ -267,9 +267,10 @@ def least_rows(problem: LinearProblem, device: CudaDevice) -> int:
 def _is_for(problem: LinearProblem, device: CudaDevice) -> bool:
     """Whether these kernels can do the product and are not slower than the portable ones.
 
-    In order, portable ones would do a gated product in two steps that round twice, so these take all that they can do.
+    In order, portable ones would do a gated product in two steps that round twice, so these take all that they can do,
+    but of gates with GELU none: few rows are in two steps there.
     """
-    if problem.normed or not can_do(problem, device):
+    if problem.normed or (problem.gelu and problem.in_order) or not can_do(problem, device):
         return False
     return problem.in_order or problem.num_rows >= least_rows(problem, device)
 
@@ -317,7 +318,7 @@ def _launch(device: CudaDevice, problem: LinearProblem, plan: Plan, operands: Li
             tiles_m_in_l2=tiles_m_in_l2,
             stages=stages,
             accumulate=problem.accumulates,
-            silu_mul=problem.gated,
+            gated=problem.gate,
         )
         device.launch(SM90_MATMUL_WIDE, template, config, wide_params)
     else:
@@ -334,7 +335,7 @@ def _launch(device: CudaDevice, problem: LinearProblem, plan: Plan, operands: Li
             tiles_m_in_l2=tiles_m_in_l2,
             stages=stages,
             accumulate=problem.accumulates,
-            silu_mul=problem.gated,
+            gated=problem.gate,
         )
         device.launch(SM90_MATMUL, template, config, params)
 
@@ -349,10 +350,12 @@ def launch(
     *,
     accumulate: bool = False,
     silu_mul: bool = False,
+    gelu_mul: bool = False,
 ) -> None:
     """Submit the product divided by a plan of the caller's."""
     operands = LinearOperands(x, weight, bias, out)
-    _launch(device, LinearProblem.of(operands, gated=silu_mul, accumulates=accumulate), plan, operands)
+    gated = silu_mul or gelu_mul
+    _launch(device, LinearProblem.of(operands, gated=gated, accumulates=accumulate, gelu=gelu_mul), plan, operands)
 
 
 LINEAR.register(Candidate("sm90", (SM90_MATMUL,), _accepts, _launch, order=1, cost=_cost))

@@ -22,7 +22,7 @@ class Sm90MatmulParams(NamedTuple):
     tiles_m_in_l2: Int32
     stages: Int32
     accumulate: Int32
-    silu_mul: Int32
+    gated: Int32
 
 
 class Sm90MatmulWideParams(NamedTuple):
@@ -36,7 +36,7 @@ class Sm90MatmulWideParams(NamedTuple):
     tiles_m_in_l2: Int32
     stages: Int32
     accumulate: Int32
-    silu_mul: Int32
+    gated: Int32
 
 
 SM90_MATMUL = KernelSpec(

@@ -13,14 +13,15 @@ import numpy as np
 
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.moe import blocks, decode, routing, rows, sm90, tiles
+from tessera.engine.ops.cuda.moe import blocks, decode, mxfp4, routing, rows, sm90, tiles
 from tessera.engine.ops.cuda.moe.blocks import ExpertBlockOperands
 from tessera.engine.ops.cuda.moe.experts import ExpertOperands
+from tessera.engine.ops.cuda.moe.router import launch_router, router_kernels
 from tessera.engine.ops.cuda.moe.routing import launch_route
 from tessera.engine.ops.cuda.moe.rows import launch_combine, launch_gather
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
-from tessera.engine.ops.linear_interface import Activation
+from tessera.engine.ops.linear_interface import Activation, RMSNorm
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor
 
@@ -30,6 +31,10 @@ MOST_DEQUANTISED = 1 << 27  # elements at a time, unless one expert has more
 
 
 class MoEOps(DequantizeOps):
+    # Of which the kernels launched next find all there before they wait, because a product that waited for it has been
+    # launched since (`decode.launch`).
+    _settled: Routed | None = None
+
     def reserve_experts(self, experts: Iterable[tuple[LinearWeight, int]], dtype: np.dtype[Any]) -> None:
         """Compile and allocate beforehand what mixtures take; of each weight the number of experts in it."""
         experts = list(experts)
@@ -42,9 +47,11 @@ class MoEOps(DequantizeOps):
         kernels += routing.instantiations(tuple({name, "float"}))
         for weight, num_experts in experts:
             (part,) = weight.parts
+            kernels += router_kernels(num_experts, weight.shape[1], name)
             if isinstance(part.format, PackedFormat):
                 if dtype.itemsize == HALF_BYTES:
                     kernels += sorted(blocks.kernels_of(part.format, name), key=str)
+                    kernels += mxfp4.kernels_of(part.format, name)
                 size = weight.shape[0] // num_experts * weight.shape[1]
                 self._scratch_of(_experts_at_a_time(size, num_experts) * size * dtype.itemsize)
         self.device.compile([pair for pair in dict.fromkeys(kernels) if pair[0].supports(self.device.arch)])
@@ -52,7 +59,24 @@ class MoEOps(DequantizeOps):
     def _route(
         self, logits: Tensor, routing: Routing, out: Routed, bias: Tensor | None, correction: Tensor | None
     ) -> None:
+        self._settled = None
         launch_route(self.device, logits, routing, out, bias, correction)
+
+    def _route_rows(
+        self,
+        x: Tensor,
+        router: LinearWeight,
+        routing: Routing,
+        out: Routed,
+        norm: RMSNorm | None,
+        bias: Tensor | None,
+        correction: Tensor | None,
+    ) -> bool:
+        self._settled = None
+        weight = router.dense
+        if self.batch_invariant or weight is None or router.bias is not None or router.order is not None:
+            return False
+        return launch_router(self.device, x, norm, weight, routing, out, bias, correction)
 
     def _expert_up(
         self,
@@ -69,6 +93,7 @@ class MoEOps(DequantizeOps):
         is_gathered = False
         for operands in self._dense(ExpertOperands(x, x, weight.bias, routed, True, activation, out), weight):
             if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands):
+                self._settled = routed
                 return
             sorted_rows = operands._replace(x=gathered, gathers=False)
             if sm90.can_do(self.device, sorted_rows):
@@ -85,7 +110,8 @@ class MoEOps(DequantizeOps):
         if self._in_blocks(ExpertBlockOperands(x, weight, routed, False, None, out)):
             return
         for operands in self._dense(ExpertOperands(x, x, weight.bias, routed, False, None, out), weight):
-            if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands):
+            settled = self._settled is routed
+            if self._few(routed) and weight.dense is not None and decode.launch(self.device, operands, settled=settled):
                 return
             if sm90.can_do(self.device, operands):
                 sm90.launch(self.device, operands)
@@ -101,16 +127,20 @@ class MoEOps(DequantizeOps):
         accumulate: bool,
         out: Tensor,
     ) -> None:
-        launch_combine(self.device, x, routed, shared, shared_gate, out, accumulate=accumulate)
+        settled = self._settled is routed
+        self._settled = None  # what `out` holds now is not
+        launch_combine(self.device, x, routed, shared, shared_gate, out, accumulate=accumulate, settled=settled)
 
     def _few(self, routed: Routed, rows: int = FEW_ROWS) -> bool:
         return not self.batch_invariant and routed.pairs.size <= rows * (routed.offsets.size - 1)
 
     def _in_blocks(self, operands: ExpertBlockOperands) -> bool:
         """The product by a weight as it is stored; False where it is dense, or better dequantised."""
-        if operands.weight.dense is not None or not self._few(operands.routed, FEW_ROWS_OF_BLOCKS):
+        if operands.weight.dense is not None:
             return False
-        return blocks.launch(self.device, operands)
+        if self._few(operands.routed, mxfp4.MOST_ROWS) and mxfp4.launch(self.device, operands):
+            return True
+        return self._few(operands.routed, FEW_ROWS_OF_BLOCKS) and blocks.launch(self.device, operands)
 
     def _dense(self, operands: ExpertOperands, weight: LinearWeight) -> Iterator[ExpertOperands]:
         """The product by a dense weight, or several, each by some experts' weights, dequantised."""

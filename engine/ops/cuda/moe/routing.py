@@ -124,12 +124,18 @@ def launch_route(
     template = ("float" if bias is None else cuda_type(bias.dtype), str(per_lane(num_experts)))
     config = LaunchConfig((ceil_div(num_tokens, ROUTE_WARPS), 1, 1), (ROUTE_WARPS * WARP_SIZE, 1, 1))
     device.launch(ROUTE, template, config, params)
-    pairs = GroupPairsParams(
+    launch_order(device, out)
+
+
+def launch_order(device: CudaDevice, out: Routed) -> None:
+    """Submit the order of pairs by the experts chosen."""
+    num_pairs, num_experts = out.pairs.size, out.offsets.size - 1
+    params = GroupPairsParams(
         experts=out.experts,
         offsets=out.offsets,
         pairs=out.pairs,
         places=out.places,
-        num_pairs=out.pairs.size,
+        num_pairs=num_pairs,
         num_experts=num_experts,
     )
-    device.launch(GROUP_PAIRS, (), group_config(out.pairs.size, num_experts), pairs)
+    device.launch(GROUP_PAIRS, (), group_config(num_pairs, num_experts), params)

@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.generated import declare_header
+from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InInt, InT, Int32, OutT
-from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, MAX_CACHED_CONFIGS, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import CHUNK, FLAT_BLOCK, MAX_CACHED_CONFIGS, aligned, ceil_div, cuda_type
 from tessera.engine.ops.moe_interface import Routed
 from tessera.engine.tensor import Tensor
 
@@ -32,6 +32,8 @@ class CombineExpertsParams(NamedTuple):
     width: Int32
     top_k: Int32
     accumulate: Int32
+    settled: Int32
+    whole: Int32
 
 
 GATHER_ROWS = KernelSpec(
@@ -51,7 +53,12 @@ COMBINE_EXPERTS = KernelSpec(
     on_demand=True,
 )
 SPECS = (GATHER_ROWS, COMBINE_EXPERTS)
-declare_header("expert_rows", __name__, params=(GatherRowsParams, CombineExpertsParams))
+COMBINE_BATCH = Constant(8, "experts of a token whose rows are read at a time")
+FEW_ROWS = 32  # of which smaller blocks use more multiprocessors
+FEW_ROWS_BLOCK = 64
+declare_header(
+    "expert_rows", __name__, {"COMBINE_BATCH": COMBINE_BATCH}, params=(GatherRowsParams, CombineExpertsParams)
+)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -60,9 +67,9 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 @lru_cache(maxsize=MAX_CACHED_CONFIGS)
-def rows_config(num_rows: int, width: int) -> LaunchConfig:
+def rows_config(num_rows: int, width: int, threads: int = FLAT_BLOCK) -> LaunchConfig:
     """Blocks that cover a row along y."""
-    return LaunchConfig((num_rows, ceil_div(width, FLAT_BLOCK * CHUNK), 1), (FLAT_BLOCK, 1, 1))
+    return LaunchConfig((num_rows, ceil_div(width, threads * CHUNK), 1), (threads, 1, 1))
 
 
 def launch_gather(device: CudaDevice, x: Tensor, routed: Routed, out: Tensor) -> None:
@@ -81,8 +88,9 @@ def launch_combine(
     out: Tensor,
     *,
     accumulate: bool,
+    settled: bool = False,
 ) -> None:
-    """See `Ops.combine_experts`."""
+    """See `Ops.combine_experts`. `settled`: the routing and `out` were there before the kernel in front began."""
     num_tokens, width = out.shape
     params = CombineExpertsParams(
         x=x,
@@ -94,5 +102,8 @@ def launch_combine(
         width=width,
         top_k=routed.experts.shape[1],
         accumulate=accumulate,
+        settled=settled,
+        whole=width % CHUNK == 0 and aligned(16, x, out),
     )
-    device.launch(COMBINE_EXPERTS, (cuda_type(x.dtype),), rows_config(num_tokens, width), params)
+    threads = FEW_ROWS_BLOCK if num_tokens <= FEW_ROWS else FLAT_BLOCK
+    device.launch(COMBINE_EXPERTS, (cuda_type(x.dtype),), rows_config(num_tokens, width, threads), params)

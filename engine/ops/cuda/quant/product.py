@@ -16,7 +16,7 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.quant import sm90_product
+from tessera.engine.ops.cuda.quant import sm90_product, sm90_row, sm90_rows
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
@@ -99,6 +99,7 @@ TILES: dict[int, tuple[BlockTile, ...]] = {
     16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
+MAX_ROWS_TMA = 16  # up to here the weight comes by TMA from sm_90 on, where the kernels that do so have room for x
 MIN_ROWS_SM90 = 33  # from here on sm_90a multiplies by wgmma
 MAX_ROWS_SM90 = 512  # more take longer than a dequantised copy of the weight
 MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
@@ -231,6 +232,16 @@ def _launch(
     features, in_features = part.shape
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
+    types = (cuda_type(x.dtype), cuda_type(out.dtype))
+    if x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0]):
+        if x.shape[0] == 1 and sm90_row.supports(device, part.format, in_features):
+            row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
+            sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)
+            return
+        if sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
+            few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
+            sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
+            return
     units = ceil_div(features // 2 if gated else features, UNIT)
     # A second block of each multiprocessor pays where all have tiles to do.
     blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
@@ -251,7 +262,7 @@ def _launch(
         accumulate=accumulates,
         gated=gated,
     )
-    device.launch(BLOCK_MATMUL, tile.template(cuda_type(x.dtype), cuda_type(out.dtype), part.format), config, params)
+    device.launch(BLOCK_MATMUL, tile.template(*types, part.format), config, params)
 
 
 def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Instantiation]:
@@ -268,6 +279,9 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
         if (tile := choose_tile(problem, format, device.max_shared_bytes)) is not None
         for out in outs
     }
+    if sm90_row.SM90_BLOCK_ROW.supports(device.arch):
+        for format in formats:
+            kernels |= sm90_row.kernels_of(format, dtype) | sm90_rows.kernels_of(format, dtype)
     if sm90_product.SM90_BLOCK_MATMUL.supports(device.arch):
         for format in formats:
             kernels |= sm90_product.kernels_of(format, dtype)

@@ -1,0 +1,265 @@
+// The parts of the product of a few rows by a weight in quantised blocks, from sm_90 on: the rows of x stay
+// in shared memory, and two warps share each eighth of k, each with a pair of a tile's units.
+#pragma once
+
+#include "generated/sm90_block_rows.cuh"
+#include "sm90_block_ring.cuh"
+
+constexpr int ROWS_THREADS = 2 * WARPS * WARP_SIZE;
+constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
+constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
+
+template <typename F>
+using RowsStage = BlockStage<F, WARPS, 4>;
+
+__device__ __forceinline__ int part_of_warp() { return warp_of_thread() % WARPS; }
+__device__ __forceinline__ int pair_of_warp() { return warp_of_thread() / WARPS; }
+
+// What a block has in shared memory beside the ring, x and the norm.
+template <int TOKENS>
+struct alignas(128) RowsShared {
+  float squares[WARPS][TOKENS];
+  Barrier full[MAX_ROWS_STAGES], empty[MAX_ROWS_STAGES];
+  alignas(16) float partial[WARPS][TOKENS][SUMS_STRIDE];
+
+  // By all threads, before a barrier of theirs.
+  __device__ __forceinline__ void init(int stages) {
+    const int thread = threadIdx.x;
+    if (thread < stages) {
+      barrier_init(full + thread, 1);
+      barrier_init(empty + thread, 2 * WARPS);
+    }
+    barrier_init_done();
+  }
+};
+
+// The rows of x, each warp's part of k of all of them: [steps][TOKENS][16 vectors], the vectors of odd tokens
+// XORed with one, so that those of neighbours are in different banks; and the norm's weight, [steps][16
+// vectors].
+template <typename T, typename Stage, int TOKENS>
+class ResidentRows {
+  static constexpr int VECTORS = STEP / SEGMENT;
+  static constexpr int GROUPS = TOKENS / 8;
+
+ public:
+  __device__ __forceinline__ ResidentRows(uint4* x, uint4* gains, int steps, int in_features)
+      : x_(x + part_of_warp() * steps * TOKENS * VECTORS),
+        gains_(gains + part_of_warp() * steps * VECTORS),
+        steps_(steps),
+        in_features_(in_features) {}
+
+  // Before earlier kernels have ended; the first warp of each part.
+  __device__ __forceinline__ void load_gains(const T* norm) const {
+    for (int v = lane_of_thread(); v < steps_ * VECTORS && pair_of_warp() == 0; v += WARP_SIZE) {
+      const int k = element(v / VECTORS, v % VECTORS);
+      copy_async_16(gains_ + v, k < in_features_ ? norm + k : norm, k < in_features_);
+    }
+  }
+
+  // Half of the tokens of this warp's part of k; zeros beyond the last row and the rows' end.
+  __device__ __forceinline__ void load(const T* x, int num_rows) const {
+#pragma unroll 1
+    for (int step = 0; step < steps_; ++step) {
+#pragma unroll
+      for (int i = 0; i < TOKENS / 2; i += WARP_SIZE / VECTORS) {
+        const int token = pair_of_warp() * (TOKENS / 2) + i + lane_of_thread() / VECTORS;
+        const int vector = lane_of_thread() % VECTORS, k = element(step, vector);
+        const bool valid = token < num_rows && k < in_features_;
+        copy_async_16(x_ + place(step, token, vector),
+                      valid ? x + static_cast<long long>(token) * in_features_ + k : x, valid);
+      }
+    }
+  }
+
+  // Multiplies by the norm's weight what has been loaded, a group of tokens a warp, and leaves the sums of
+  // squares. Their order is that of `BlockConsumer`.
+  __device__ __forceinline__ void normalise(float (&squares)[WARPS][TOKENS]) const {
+    const int group = pair_of_warp();
+    if (group >= GROUPS) return;
+    float sum = 0.0f;
+#pragma unroll 1
+    for (int step = 0; step < steps_; ++step) {
+#pragma unroll
+      for (int round = 0; round < LANE_ELEMENTS / SEGMENT; ++round) {
+        uint4& x = x_[place(step, group * 8 + row_of_lane(), vector(round))];
+        sum = add_squares<T>(sum, x);
+        x = multiply_elements<T>(x, gains_[step * VECTORS + vector(round)]);
+      }
+    }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    if (lane_of_thread() % 4 == 0) squares[part_of_warp()][group * 8 + row_of_lane()] = sum;
+  }
+
+  // Where this lane's elements of the first group's token lie for round 0 of the first step, from `shared`
+  // on: bytes. Those of round r are XORed with 16 r.
+  __device__ __forceinline__ int first_place(const unsigned char* shared) const {
+    return static_cast<int>(shared_address(x_ + place(0, row_of_lane(), vector(0))) - shared_address(shared));
+  }
+
+ private:
+  static __device__ __forceinline__ int place(int step, int token, int vector) {
+    return (step * TOKENS + token) * VECTORS + (vector ^ token % 2);
+  }
+  static __device__ __forceinline__ int vector(int round) {
+    const int lane = lane_of_thread() % 4;
+    return lane * 4 + vector_of_round(round, lane);
+  }
+  static __device__ __forceinline__ int element(int step, int vector) {
+    return (step * WARPS + part_of_warp()) * STEP + vector * SEGMENT;
+  }
+
+  uint4* const x_;
+  uint4* const gains_;
+  const int steps_;
+  const int in_features_;
+};
+
+// Consumer: this warp's sums of its pair of units over its steps of k, in the order of `BlockConsumer`.
+template <typename T, typename F, int TOKENS>
+class RowsItems {
+  using Stage = RowsStage<F>;
+  using Steps = StageSteps<Stage>;
+  static constexpr int GROUPS = TOKENS / 8;
+  static constexpr int TOKEN_BYTES = STEP * sizeof(T);
+
+ public:
+  // `shared`: at a multiple of 64 bytes, as the rows of x are.
+  __device__ __forceinline__ RowsItems(const unsigned char* shared, const ResidentRows<T, Stage, TOKENS>& x,
+                                       const Steps& steps)
+      : shared_(shared),
+        places_(part_of_warp()),
+        count_(steps.count),
+        unit_(pair_of_warp() * 2),
+        lane_(lane_of_thread() % 4),
+        half_(Steps::half()),
+        x_(x.first_place(shared)) {
+    asm volatile("" : "+r"(unit_), "+r"(lane_), "+r"(half_), "+r"(x_));  // else computed again in each step
+  }
+
+  __device__ __forceinline__ void take(const unsigned char* codes, const unsigned char* headers, int part) {
+    if (part * WARPS + part_of_warp() >= count_) return;
+    const int lane = lane_;
+    LaneCodes<F> rows[2];
+    LaneScales<T, F> scales[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      rows[i] = places_.codes(codes + (unit_ + i) * Stage::UNIT_CODES);
+      unsigned record[RECORD_WORDS];
+      places_.load_record(headers + (unit_ + i) * Stage::UNIT_HEADERS, half_, record);
+      scales[i] = LaneScales<T, F>(record, half_, lane);
+    }
+    const int from = x_ + part * (TOKENS * TOKEN_BYTES);
+#pragma unroll
+    for (int round = 0; round < LANE_ELEMENTS / SEGMENT; ++round) {
+      const unsigned char* const place = shared_ + (from ^ round * 16);
+      uint4 tokens[GROUPS];
+#pragma unroll
+      for (int i = 0; i < GROUPS; ++i) {
+        tokens[i] = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
+      }
+      const uint4 low = elements_of<T, F>(rows[0], round, lane, scales[0]);
+      const uint4 high = elements_of<T, F>(rows[1], round, lane, scales[1]);
+#pragma unroll
+      for (int i = 0; i < GROUPS; ++i) {
+        mma_m16n8k16<T>(sums_[i], {low.x, high.x, low.y, high.y}, {tokens[i].x, tokens[i].y});
+        mma_m16n8k16<T>(sums_[i], {low.z, high.z, low.w, high.w}, {tokens[i].z, tokens[i].w});
+      }
+    }
+  }
+
+  // After a tile's last step.
+  __device__ __forceinline__ void share(float (&partial)[WARPS][TOKENS][SUMS_STRIDE]) {
+#pragma unroll
+    for (int i = 0; i < GROUPS; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int token = i * 8 + lane_of_thread() % 4 * 2 + e % 2;
+        partial[part_of_warp()][token][(pair_of_warp() * 2 + e / 2) * UNIT + places_.row()] = sums_[i][e];
+        sums_[i][e] = 0.0f;
+      }
+    }
+  }
+
+ private:
+  const unsigned char* const shared_;
+  const UnitPlaces<Stage> places_;
+  const int count_;  // steps of a row
+  int unit_;         // the first of this warp's
+  int lane_, half_;
+  int x_;  // where this lane's elements begin, from `shared_` on
+  float sums_[GROUPS][4] = {};
+};
+
+// Epilogue: a thread adds the warps' sums of a token and a column of the tile, then the bias and the residual
+// or the gate.
+template <typename T, typename Out, typename F, int TOKENS>
+class RowsEpilogue {
+  using Tiles = BlockTiles<RowsStage<F>>;
+
+ public:
+  __device__ __forceinline__ RowsEpilogue(const Tiles& tiles, const T* bias, Out* out, int out_stride,
+                                          int num_rows, int accumulate)
+      : tiles_(tiles),
+        bias_(bias),
+        out_(out),
+        out_stride_(out_stride),
+        accumulate_(accumulate),
+        token_(threadIdx.x / tiles.a_tile),
+        column_(threadIdx.x % tiles.a_tile),
+        has_row_(token_ < num_rows) {}
+
+  // What the sums are added to, so that it is there when they are.
+  __device__ __forceinline__ void fetch(int tile) {
+    before_ = 0.0f;
+    if (!has_row_ || column(tile) >= tiles_.features) return;
+    if (accumulate_) before_ = to_float(load_updated(out_ + place(tile)));
+    if (bias_ != nullptr) before_ += to_float(bias_[column(tile)]);
+  }
+
+  // `squares`: of the tokens of each part of k, null without a norm, whose mean is over in_features.
+  __device__ __forceinline__ void store(int tile, const RowsShared<TOKENS>& shared, bool normed,
+                                        int in_features, float eps) const {
+    if (!has_row_ || column(tile) >= tiles_.features) return;
+    float scale = 1.0f;
+    if (normed) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) sum += shared.squares[w][token_];
+      scale = rsqrtf(__fdividef(sum, in_features) + eps);
+    }
+    float result;
+    if (tiles_.gated()) {
+      const int row = column_ / UNIT * (2 * UNIT) + column_ % UNIT;
+      const float gate = total(shared, row) * scale, up = total(shared, row + UNIT) * scale;
+      result = up * __fdividef(gate, 1.0f + __expf(-gate));
+    } else {
+      result = total(shared, column_) * scale + before_;
+    }
+    out_[place(tile)] = from_float<Out>(result);
+  }
+
+ private:
+  // Of all parts of k, in order.
+  __device__ __forceinline__ float total(const RowsShared<TOKENS>& shared, int row) const {
+    float sum = shared.partial[0][token_][row];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w) sum += shared.partial[w][token_][row];
+    return sum;
+  }
+  __device__ __forceinline__ int column(int tile) const {
+    return (tiles_.begin + tile) * tiles_.a_tile + column_;
+  }
+  __device__ __forceinline__ long long place(int tile) const {
+    return static_cast<long long>(token_) * out_stride_ + column(tile);
+  }
+
+  const Tiles& tiles_;
+  const T* const bias_;
+  Out* const out_;
+  const int out_stride_;  // elements from row to row
+  const int accumulate_;
+  const int token_, column_;
+  const bool has_row_;
+  float before_ = 0.0f;
+};

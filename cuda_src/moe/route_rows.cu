@@ -1,0 +1,96 @@
+// The router of a step of few tokens in one kernel: norm, logits, choice of experts, order of pairs.
+
+#include "router_product.cuh"
+
+// Registers for blocks of the kernels around it beside its own, so that each starts early.
+template <int TOKENS, int HALVES>
+constexpr int MIN_BLOCKS = TOKENS > 8 && HALVES > 8 ? 1 : 2;
+
+// experts[t, i] and weights[t, i] = the choice for token t, as `route_kernel` makes it, by logits[t, e] = sum
+// over k of y[t, k] * weight[e, k], + bias[e]. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm,
+// rounded to T, which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are
+// those of `group_pairs_kernel`; else that has to follow.
+//   in:  x [num_tokens, in_features] T; norm [in_features] T or null; weight [num_experts, in_features] T;
+//        bias [num_experts] T or null; correction [num_experts] float or null; kind one of ROUTE_*
+//   out: normed [num_tokens, in_features] T, with `norm`; experts [num_tokens, top_k] int; weights
+//        [num_tokens, top_k] float; offsets [num_experts + 1] int; pairs, places [num_tokens * top_k] int
+// Layout: row-major; x, normed, norm and weight 16-byte aligned; in_features a multiple of 8, at most 256 *
+// HALVES; num_experts at most 64 * UNITS.
+// Grid: clusters of ROUTER_BLOCKS blocks, one for TOKENS tokens. Block: 256 threads.
+// Shared memory: `RouterTile.shared_bytes` in engine/ops/cuda/moe/router.py.
+// Unit of work: a block's share of the experts for all tokens of its cluster; the weights are on their way
+// before the kernels in front have ended. Its warps share k, and their sums are added in order, so a logit
+// depends on its row alone. The first block then chooses, a warp a token.
+template <typename T, int TOKENS, int UNITS, int HALVES>
+__cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, HALVES>)
+    route_rows_kernel(ROUTE_ROWS_PARAMS(T)) {
+  using V = RouterVariant<T, TOKENS, UNITS, HALVES>;
+  using Blocks = Cluster<ROUTER_BLOCKS>;
+  extern __shared__ __align__(128) unsigned char shared_memory[];
+  __shared__ float sums_of_squares[WARPS][TOKENS];
+  __shared__ __align__(16) float logits[TOKENS * V::ALL_EXPERTS];
+  __shared__ float rows_of_scores[WARPS][V::ALL_EXPERTS];
+  __shared__ int chosen_experts[TOKENS * ROUTER_TOP_K];
+  __shared__ __align__(16) unsigned keys[TOKENS * ROUTER_TOP_K];
+  uint4* const of_experts = reinterpret_cast<uint4*>(shared_memory);
+  uint4* const gains = of_experts + UNITS * HALVES * THREADS + warp_of_thread() * HALVES * 4;
+  float2* const partial =
+      reinterpret_cast<float2*>(of_experts + UNITS * HALVES * THREADS + WARPS * HALVES * 4);
+  const int rank = Blocks::rank();
+  const int lane = lane_of_thread(), warp = warp_of_thread();
+  const int first_token = blockIdx.x / ROUTER_BLOCKS * TOKENS;
+  const int count = min(TOKENS, num_tokens - first_token);
+
+  Blocks::arrive();
+  const RouterProduct<V> product = {of_experts, rank * V::EXPERTS};
+  product.load(weight, num_experts, in_features);
+  if (norm != nullptr) {
+    for (int v = lane; v < HALVES * 4; v += WARP_SIZE) {
+      const int k = (v / 4 * WARPS + warp) * HALF_K + v % 4 * SEGMENT;
+      copy_async_16(gains + v, k < in_features ? norm + k : norm, k < in_features);
+    }
+  }
+  copy_async_commit();
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
+
+  const long long first_element = static_cast<long long>(first_token) * in_features;
+  RouterRows<V> rows;
+  rows.load(x + first_element, count, in_features);
+  copy_async_wait<0>();
+  if (norm != nullptr) {
+    rows.share_squares(sums_of_squares);
+    __syncthreads();
+    rows.normalise(sums_of_squares, gains, in_features, eps);
+    // Each block has all rows: together they store each warp's part once.
+    if (warp % ROUTER_BLOCKS == rank) rows.store(normed + first_element, count, in_features);
+  }
+  product.multiply(rows, partial);
+  __syncthreads();
+  Blocks::wait();
+  product.add_up(partial, Blocks::at(logits, 0));
+  Blocks::sync();
+  if (rank != 0) return;
+
+  const ExpertChoice choice = {correction, num_experts,   top_k, kind,  normalised,
+                               groups,     chosen_groups, scale, jitter};
+#pragma unroll 1
+  for (int token = warp; token < count; token += WARPS) {
+    auto logit = [&](int expert) {
+      const float value = logits[token * V::ALL_EXPERTS + expert];
+      return bias == nullptr ? value : value + to_float(bias[expert]);
+    };
+    int chosen;
+    float share;
+    choice.choose<V::ALL_EXPERTS / WARP_SIZE>(logit, rows_of_scores[warp], chosen, share);
+    if (lane < top_k) {
+      chosen_experts[token * top_k + lane] = chosen;
+      experts[(first_token + token) * top_k + lane] = chosen;
+      weights[(first_token + token) * top_k + lane] = share;
+    }
+    __syncwarp();
+  }
+  if (gridDim.x > ROUTER_BLOCKS) return;
+  __syncthreads();
+  order_pairs(chosen_experts, keys, num_tokens * top_k, num_experts, offsets, pairs, places);
+}
