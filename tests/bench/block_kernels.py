@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product
+from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product
 from tessera.engine.tensor import Tensor, bfloat16, empty
 from tests.bench.kernels import CALLS, COLD_BYTES, READ_GB_S, measure
 
@@ -65,10 +65,32 @@ def measure_shape(
                         )
                     finally:
                         product.TILES, product.MAX_ROWS_TMA = saved, most
+            cells += [f"{name} {time:.1f}" for name, time in _each_of_many_rows(device, calls, m, format)]
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least
         print(f"{format.kernel_type:13}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
+
+
+def _each_of_many_rows(
+    device: CudaDevice, calls: Sequence[Callable[[], object]], m: int, format: PackedFormat
+) -> Iterator[tuple[str, float]]:
+    """Microseconds of each kernel for many rows on sm_90a, and of each tile of the one that has its own costs."""
+    if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or not product.MIN_ROWS_SM90 <= m:
+        return
+    kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
+    most, product.MAX_ROWS_SM90 = product.MAX_ROWS_SM90, m
+    try:
+        sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
+        yield "ring", measure(device, calls)
+        sm90_product.KERNELS = (sm90_product.SM90_BLOCK_FRAGMENTS,)
+        for tile in sm90_fragments.TILES:
+            if sm90_fragments.FragmentsPlan(tile).stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
+                continue
+            sm90_fragments.STEP_US = {tile: steps[tile]}
+            yield f"fragments/{tile.warpgroups}/{tile.tokens}", measure(device, calls)
+    finally:
+        sm90_product.KERNELS, sm90_fragments.STEP_US, product.MAX_ROWS_SM90 = kernels, steps, most
 
 
 def _random(ops: CudaOps, *shape: int) -> Tensor:

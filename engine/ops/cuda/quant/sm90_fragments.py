@@ -152,9 +152,10 @@ def choose_plan(
     steps = ceil_div(in_features, STEP)
     plans = [
         plan
-        for tile in TILES
+        for tile in STEP_US
         for splits in range(1, 1 + min(MAX_CLUSTER, steps))
-        if clusters_at_once[splits - 1] and (plan := FragmentsPlan(tile, splits)).stages(format, max_shared_bytes) >= 2
+        if clusters_at_once[splits - 1]
+        and (plan := FragmentsPlan(tile, splits)).stages(format, max_shared_bytes) >= MIN_STAGES
     ]
 
     def cost(plan: FragmentsPlan) -> float:
