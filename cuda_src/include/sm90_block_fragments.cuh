@@ -8,7 +8,6 @@
 #include "ptx/sm90_fragments.cuh"
 #include "sm90_product.cuh"
 
-constexpr int ROUNDS = 4;  // of a step: eight elements of each of a lane's rows
 constexpr int FEEDERS = WARPGROUP_SIZE;
 constexpr int FEEDER_WARPS = FEEDERS / WARP_SIZE;
 
@@ -27,38 +26,46 @@ struct FragmentsVariant {
   // What a warp group's threads copy of a row each: codes and a word of a header.
   static constexpr int ROW_BYTES = WARPGROUP_SIZE * 4 * (F::LANE_WORDS + 1);
   static constexpr int SLOTS_BYTES = AHEAD * 2 * ROW_BYTES;  // of a warp group
+  // Of a feeding thread: parts of x that are on their way, as many as its registers hold.
+  static constexpr int PARTS_AHEAD = GROUPS == 2 ? 4 : 2;
   static_assert(sizeof(T) == 2, "the product is of 16-bit elements");
   static_assert(STEP == 2 * TILE_K, "a step is two tiles of lines of 128 bytes");
   static_assert(TOKENS % FEED_TOKENS == 0 && TOKENS % CHUNK_TOKENS == 0, "parts of a tile are whole");
 };
 
 // What a block does: tiles first, first + stride, ... and of each `num_steps` steps of 128 elements along k.
+// `sharing` tiles of neighbouring features count as one here, block `rank` of a cluster has one of them.
 struct FragmentsWork {
   int tiles_m, tiles;
   int first, stride;
   int first_step, num_steps;
+  int sharing, rank;
 
   // (tile of tokens, tile of features): neighbours have the same features, which L2 then reads once.
   __device__ __forceinline__ int2 tile(int index) const {
     const int column = small_div(index, tiles_m);
-    return make_int2(index - column * tiles_m, column);
+    return make_int2(index - column * tiles_m, column * sharing + rank);
   }
 };
 
 // Producer of x: the tokens' elements in the order in which lanes have those of the weight. Of a step, word t
 // (two elements) of segment 4 * round + p of 16 bytes is pair p of the eight that lane t takes in that round.
+// Two blocks that share x bring half of it each and send it to the other one.
 template <typename V>
 class TokenFeeder {
   using T = typename V::T;
   static constexpr int PARTS = V::TOKENS / FEED_TOKENS;  // of a step, one after the other
+  static constexpr int WARP_BYTES = FEED_TOKENS / FEEDER_WARPS * SWIZZLE_BYTES;  // of a part's half, by a warp
+  static_assert(WARP_BYTES % SWIZZLE_REPEAT == 0 && PARTS % 2 == 0, "what is sent lies in a row");
 
   // A part of a step that this thread comes to.
   struct Place {
-    int index, step = 0, part = 0;
+    int index, part, step = 0;
 
     __device__ __forceinline__ void advance(const FragmentsWork& work) {
-      if (++part < PARTS) return;
-      part = 0;
+      part += work.sharing;
+      if (part < PARTS) return;
+      part = work.rank;
       if (++step < work.num_steps) return;
       step = 0;
       index += work.stride;
@@ -78,8 +85,9 @@ class TokenFeeder {
         in_features_(in_features) {}
 
   __device__ __forceinline__ void run() {
+    constexpr int PARTS_AHEAD = V::PARTS_AHEAD;
     uint4 vectors[PARTS_AHEAD][4];
-    Place loaded = {work_.first}, stored = {work_.first};
+    Place loaded = {work_.first, work_.rank}, stored = {work_.first, work_.rank};
 #pragma unroll
     for (int i = 0; i < PARTS_AHEAD; ++i) {
       load(vectors[i], loaded);
@@ -121,7 +129,7 @@ class TokenFeeder {
   }
 
   __device__ __forceinline__ void store(const uint4 (&vectors)[4], int part) {
-    if (part == 0) barrier_wait(&empty_[at_.stage], at_.parity ^ 1);
+    if (part == work_.rank) barrier_wait(&empty_[at_.stage], at_.parity ^ 1);
     T* const half = ring_ + at_.stage * V::STAGE_ELEMENTS + round() / 2 * V::HALF_ELEMENTS;
     uint4* const line = reinterpret_cast<uint4*>(half + (part * FEED_TOKENS + token()) * TILE_K);
     const int first = round() % 2 * 4, turn = token() % 8;
@@ -129,11 +137,22 @@ class TokenFeeder {
     line[(first + 1) ^ turn] = make_uint4(vectors[0].y, vectors[1].y, vectors[2].y, vectors[3].y);
     line[(first + 2) ^ turn] = make_uint4(vectors[0].z, vectors[1].z, vectors[2].z, vectors[3].z);
     line[(first + 3) ^ turn] = make_uint4(vectors[0].w, vectors[1].w, vectors[2].w, vectors[3].w);
-    if (part < PARTS - 1) return;
+    const bool is_last = part + work_.sharing >= PARTS;
+    if (work_.sharing == 1 && !is_last) return;
     fence_shared_for_async();
     __syncwarp();
-    if (lane() == 0) barrier_arrive(&full_[at_.stage]);
-    at_.advance(stages_);
+    if (lane() == 0) {
+      Barrier* const full = &full_[at_.stage];
+      if (work_.sharing > 1) {
+        T* const sent = ring_ + at_.stage * V::STAGE_ELEMENTS + (part * FEED_TOKENS + token()) * TILE_K;
+        copy_to_block(sent, sent, WARP_BYTES, full, work_.rank ^ 1);
+        copy_to_block(sent + V::HALF_ELEMENTS, sent + V::HALF_ELEMENTS, WARP_BYTES, full, work_.rank ^ 1);
+      }
+      if (is_last && work_.sharing == 1) barrier_arrive(full);
+      // The other block's half may arrive before it is announced: the phase does not end before.
+      if (is_last && work_.sharing > 1) barrier_arrive_expecting(full, PARTS / 2 * 2 * WARP_BYTES);
+    }
+    if (is_last) at_.advance(stages_);
   }
 
   const FragmentsWork& work_;
@@ -208,11 +227,11 @@ class WeightFragments {
   }
 
   // Operands of two products: pairs 0 and 1 of what lanes take in a round, and pairs 2 and 3.
-  __device__ __forceinline__ void fragments(int round, unsigned (&a)[2][4]) const {
+  __device__ __forceinline__ void fragments(int round, unsigned (&first)[4], unsigned (&second)[4]) const {
     const uint4 upper = elements_of<T, F>(taken_[0], round, lane(), scales_[0]);
     const uint4 lower = elements_of<T, F>(taken_[1], round, lane(), scales_[1]);
-    a[0][0] = upper.x, a[0][1] = lower.x, a[0][2] = upper.y, a[0][3] = lower.y;
-    a[1][0] = upper.z, a[1][1] = lower.z, a[1][2] = upper.w, a[1][3] = lower.w;
+    first[0] = upper.x, first[1] = lower.x, first[2] = upper.y, first[3] = lower.y;
+    second[0] = upper.z, second[1] = lower.z, second[2] = upper.w, second[3] = lower.w;
   }
 
  private:

@@ -5,9 +5,15 @@
 
 // Registers of a thread that multiplies and of one that copies x, which together are what the block has.
 template <int WARPGROUPS>
-constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 200 : 96;
+constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 200 : 104;
 template <int WARPGROUPS>
-constexpr int FEEDER_REGISTERS = 96;
+constexpr int FEEDER_REGISTERS = WARPGROUPS == 2 ? 104 : 64;
+
+// The other block sends and arrives here no more.
+__device__ __forceinline__ void leave_cluster() {
+  cluster_arrive();
+  cluster_wait();
+}
 
 // out = x weight^T with bias, residual or gate as `sm90_matmul_kernel` has it, by the elements that
 // `dequantize_blocks_kernel` gives.
@@ -18,7 +24,8 @@ constexpr int FEEDER_REGISTERS = 96;
 // Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples of 8.
 // Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster of
 // that many blocks a tile, each of which has a slice of k, between steps of 128 elements, and finishes a share
-// of the results: it reads the others' sums, added in the order of k.
+// of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters of blocks that have
+// neighbouring features and send each other half of x; not with splits.
 // Block: WARPGROUPS warp groups that multiply, and one that copies x.
 // Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out; for
 // each warp group AHEAD steps of codes and headers.
@@ -37,47 +44,53 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   const int split = splits > 1 ? cluster_rank() : 0;
   const int all_steps = ceil_div(in_features, STEP);
   const int first_step = small_div(split * all_steps, splits);
+  const int rank = sharing > 1 ? cluster_rank() : 0;
   const int tiles_m = ceil_div(num_rows, TOKENS);
+  const int cluster_blocks = splits * sharing;  // one of which is 1
   const FragmentsWork work = {tiles_m,
-                         tiles_m * ceil_div(out_features, V::FEATURES),
-                         small_div(blockIdx.x, splits),
-                         small_div(gridDim.x, splits),
-                         first_step,
-                         small_div((split + 1) * all_steps, splits) - first_step};
+                              tiles_m * ceil_div(out_features, V::FEATURES * sharing),
+                              small_div(blockIdx.x, cluster_blocks),
+                              small_div(gridDim.x, cluster_blocks),
+                              first_step,
+                              small_div((split + 1) * all_steps, splits) - first_step,
+                              sharing,
+                              rank};
 
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       barrier_init(&full[i], FEEDER_WARPS);
-      barrier_init(&empty[i], V::CONSUMERS / WARP_SIZE);
+      barrier_init(&empty[i], V::CONSUMERS / WARP_SIZE * sharing);
     }
     barrier_init_done();
   }
   __syncthreads();
+  if (sharing > 1) cluster_arrive();  // the other block may send from here on, and waits before it does
 
   if (threadIdx.x >= V::CONSUMERS) {
-    if constexpr (CONSUMER_REGISTERS<WARPGROUPS> != FEEDER_REGISTERS<WARPGROUPS>) {
-      give_registers<FEEDER_REGISTERS<WARPGROUPS>>();
-    }
+    give_registers<FEEDER_REGISTERS<WARPGROUPS>>();
     wait_for_earlier_kernels();
+    if (sharing > 1) cluster_wait();
     TokenFeeder<V>(work, ring, full, empty, stages, x, num_rows, in_features).run();
     if (threadIdx.x == V::CONSUMERS) let_next_kernel_start();
+    if (sharing > 1) leave_cluster();
     return;
   }
 
-  if constexpr (CONSUMER_REGISTERS<WARPGROUPS> != FEEDER_REGISTERS<WARPGROUPS>) {
-    take_registers<CONSUMER_REGISTERS<WARPGROUPS>>();
-  }
+  take_registers<CONSUMER_REGISTERS<WARPGROUPS>>();
   WeightFragments<V> weight(work, slots + threadIdx.x / WARPGROUP_SIZE * V::SLOTS_BYTES, codes, headers,
                             out_features, in_features, silu_mul);
 #pragma unroll 1
   for (int i = 0; i < AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
+  if (sharing > 1) cluster_wait();
   const FragmentsEpilogue<V> epilogue = {staging, bias,  out,    num_rows,        out_features, out_stride,
                                     split,   splits, accumulate != 0, silu_mul != 0};
   const unsigned long long x_descriptor = operand_descriptor(ring);
   const auto release = [&](int stage) {
-    if (threadIdx.x % WARP_SIZE == 0) barrier_arrive(&empty[stage]);
+    const int lane = threadIdx.x % WARP_SIZE;
+    if (lane == 0) barrier_arrive(&empty[stage]);
+    if (lane == 1 && sharing > 1) barrier_arrive_in_block(&empty[stage], rank ^ 1);
   };
   RingPosition at;
 #pragma unroll 1
@@ -90,18 +103,18 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
       weight.copy_next();
       barrier_wait(&full[at.stage], at.parity);
       const unsigned long long stage = x_descriptor + at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
-      unsigned a[2][2][4];  // of this round and of the one before
 #pragma unroll
-      for (int round = 0; round < ROUNDS; ++round) {
-        wgmma_wait<1>();  // no product reads this round's registers
-        if (round == 1 && step > 0) release(previous);
-        weight.fragments(round, a[round % 2]);
+      for (int half = 0; half < 2; ++half) {
+        unsigned a[4][4];  // made while the half before is multiplied
+        weight.fragments(half * 2, a[0], a[1]);
+        weight.fragments(half * 2 + 1, a[2], a[3]);
+        wgmma_wait<0>();
+        if (half == 0 && step > 0) release(previous);
         wgmma_fence();
-        const unsigned long long half = stage + round / 2 * (V::HALF_ELEMENTS * sizeof(T) >> 4);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          wgmma_fragment<T, TOKENS>(sums, a[round % 2][i], half + (round % 2 * 2 + i) * DESCRIPTOR_STEP_K,
-                                    step > 0 || round > 0 || i > 0);
+        for (int k = 0; k < 4; ++k) {
+          wgmma_fragment<T, TOKENS>(sums, a[k], stage + half * (V::HALF_ELEMENTS * sizeof(T) >> 4) + k * DESCRIPTOR_STEP_K,
+                                    step > 0 || half > 0 || k > 0);
         }
         wgmma_commit();
       }
@@ -112,4 +125,5 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     release(previous);
     epilogue.store(sums, work.tile(index));
   }
+  if (sharing > 1) leave_cluster();
 }

@@ -33,6 +33,7 @@ class Sm90BlockFragmentsParams(NamedTuple):
     in_features: Int32
     out_stride: Int32
     splits: Int32
+    sharing: Int32
     stages: Int32
     accumulate: Int32
     silu_mul: Int32
@@ -54,7 +55,6 @@ AHEAD = Constant(4, "steps whose codes are on their way")
 MAX_STEPS = Constant(6, "of x in the ring")
 CHUNK_TOKENS = Constant(32, "whose sums pass through shared memory at a time")
 FEED_TOKENS = Constant(32, "of which the warps that copy x have a step's elements at a time")
-PARTS_AHEAD = Constant(4, "of so many tokens that are on their way")
 STAGING_PADDING = Constant(4, "floats: lanes' sums fall into different banks")
 declare_header(
     "sm90_block_fragments",
@@ -64,7 +64,6 @@ declare_header(
         "MAX_STEPS": MAX_STEPS,
         "CHUNK_TOKENS": CHUNK_TOKENS,
         "FEED_TOKENS": FEED_TOKENS,
-        "PARTS_AHEAD": PARTS_AHEAD,
         "STAGING_PADDING": STAGING_PADDING,
     },
     (Sm90BlockFragmentsParams,),
@@ -72,6 +71,10 @@ declare_header(
 
 STEP = 128  # elements along k that are taken at a time
 MIN_STAGES = 2
+# Blocks that may share x. With 2 they read half as much of it, but what orders their copies of a slot and its next
+# stores is weaker than the memory model asks for: the end of a copy is known from the other block's consumers alone.
+SHARINGS = (1,)
+L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
 STORE_US = 0.004  # of a token's sums
@@ -102,23 +105,34 @@ class FragmentsTile:
         return slots + CHUNK_TOKENS * (self.features + STAGING_PADDING) * float32.itemsize
 
 
-# Variants, with the microseconds of a step if x costs nothing: elements made in registers, or products.
+# Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
 # Not measured yet: by instructions and the tensor cores' rate.
 STEP_US = {
-    FragmentsTile(2, 64): 0.55,
+    FragmentsTile(2, 64): 0.5,
     FragmentsTile(4, 64): 0.85,
-    FragmentsTile(2, 128): 0.75,
-    FragmentsTile(2, 256): 1.35,
+    FragmentsTile(2, 128): 0.65,
+    FragmentsTile(2, 256): 1.3,
 }
 TILES = tuple(STEP_US)
 
 
 @dataclass(frozen=True)
 class FragmentsPlan:
-    """How a product is divided: a tile, and slices of in_features that the blocks of a cluster take."""
+    """How a product is divided, and what the blocks of a cluster have in common; at most one of the two.
+
+    Attributes:
+        splits: slices of in_features, one for each block of the cluster: they have one tile.
+        sharing: blocks of the cluster that take neighbouring tiles of the weight and read x once; 1 or 2.
+    """
 
     tile: FragmentsTile
     splits: int = 1
+    sharing: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """Its blocks."""
+        return self.splits * self.sharing
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         return (dtype, out_dtype, format.kernel_type, str(self.tile.warpgroups), str(self.tile.tokens))
@@ -129,15 +143,19 @@ class FragmentsPlan:
         return min(MAX_STEPS, room // self.tile.stage_bytes)
 
     def count(self, num_rows: int, out_features: int) -> int:
-        """Tiles that cover the product."""
-        return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features)
+        """Tiles, or pairs of them that share x, that cover the product."""
+        return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features * self.sharing)
 
-    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int) -> float:
+    def cost(
+        self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat
+    ) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, STEP), self.splits)
         storing = STORE_US * min(num_rows, self.tile.tokens) + (JOIN_US if self.splits > 1 else 0.0)
-        return rounds * (steps * STEP_US[self.tile] + TILE_US + storing)
+        read = self.tile.stage_bytes / self.sharing + self.tile.features * STEP * format.lane_words / 8
+        step = max(STEP_US[self.tile], read / L2_BYTES_PER_US)
+        return rounds * (steps * step + TILE_US + storing)
 
 
 def choose_plan(
@@ -150,16 +168,17 @@ def choose_plan(
 ) -> FragmentsPlan | None:
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
     steps = ceil_div(in_features, STEP)
+    clusters = [(1, sharing) for sharing in SHARINGS] + [(splits, 1) for splits in range(2, 1 + min(MAX_CLUSTER, steps))]
     plans = [
         plan
         for tile in STEP_US
-        for splits in range(1, 1 + min(MAX_CLUSTER, steps))
-        if clusters_at_once[splits - 1]
-        and (plan := FragmentsPlan(tile, splits)).stages(format, max_shared_bytes) >= MIN_STAGES
+        for splits, sharing in clusters
+        if clusters_at_once[splits * sharing - 1]
+        and (plan := FragmentsPlan(tile, splits, sharing)).stages(format, max_shared_bytes) >= MIN_STAGES
     ]
 
     def cost(plan: FragmentsPlan) -> float:
-        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.splits - 1])
+        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.cluster - 1], format)
 
     return min(plans, key=cost, default=None)
 
@@ -178,12 +197,12 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
     assert isinstance(part.format, PackedFormat)
     num_rows, in_features = x.shape
     tile = plan.tile
-    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.splits - 1]
+    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.cluster - 1]
     count = plan.count(num_rows, part.shape[0])
     groups = count if plan.splits > 1 else min(count, at_once)
     stages = plan.stages(part.format, device.max_shared_bytes)
     shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
-    config = LaunchConfig((groups * plan.splits, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.splits)
+    config = LaunchConfig((groups * plan.cluster, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.cluster)
     params = Sm90BlockFragmentsParams(
         x=x,
         codes=part.tensors["codes"],
@@ -195,6 +214,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
         in_features=in_features,
         out_stride=out_stride,
         splits=plan.splits,
+        sharing=plan.sharing,
         stages=stages,
         accumulate=accumulates,
         silu_mul=gated,
