@@ -29,8 +29,8 @@ __device__ __forceinline__ void leave_cluster() {
 // Block: WARPGROUPS warp groups that multiply, and one that copies x.
 // Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out; for
 // each warp group AHEAD steps of codes and headers.
-// Unit of work: one block a tile at a time, one warp group 64 features of it. Products read a round's elements
-// from registers while the next round's are made.
+// Unit of work: one block a tile at a time, one warp group 64 features of it. Products read half a step's
+// elements from registers while the next half's are made.
 template <typename T, typename Out, typename F, int WARPGROUPS, int TOKENS>
 __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     sm90_block_fragments_kernel(SM90_BLOCK_FRAGMENTS_PARAMS(T, Out)) {
@@ -96,6 +96,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int index = work.first; index < work.tiles; index += work.stride) {
     float sums[TOKENS / 2];
+    unsigned a[2][4][4];  // operands of both halves of a step: one's are made while the other's are multiplied
     int previous = 0;
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
@@ -105,15 +106,15 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
       const unsigned long long stage = x_descriptor + at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        unsigned a[4][4];  // made while the half before is multiplied
-        weight.fragments(half * 2, a[0], a[1]);
-        weight.fragments(half * 2 + 1, a[2], a[3]);
+        weight.fragments(half * 2, a[half][0], a[half][1]);
+        weight.fragments(half * 2 + 1, a[half][2], a[half][3]);
         wgmma_wait<0>();
         if (half == 0 && step > 0) release(previous);
+        const unsigned long long tokens = stage + half * (V::HALF_ELEMENTS * sizeof(T) >> 4);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          wgmma_fragment<T, TOKENS>(sums, a[k], stage + half * (V::HALF_ELEMENTS * sizeof(T) >> 4) + k * DESCRIPTOR_STEP_K,
+          wgmma_fragment<T, TOKENS>(sums, a[half][k], tokens + k * DESCRIPTOR_STEP_K,
                                     step > 0 || half > 0 || k > 0);
         }
         wgmma_commit();

@@ -79,7 +79,7 @@ def _each_of_many_rows(
 ) -> Iterator[tuple[str, float]]:
     """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile, and blocks by
     themselves or with x in common where k is not cut."""
-    if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or not product.MIN_ROWS_SM90 <= m:
+    if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < product.MIN_ROWS_SM90:
         return
     kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
     most, product.MAX_ROWS_SM90 = product.MAX_ROWS_SM90, max(m, product.MAX_ROWS_SM90)
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.block_kernels", description=__doc__)
     parser.add_argument("types", nargs="*", default=TYPES, help="(default: %(default)s)")
     parser.add_argument("--tiles", action="store_true")
-    parser.add_argument("--kernels", action="store_true", help="each kernel of many rows on sm_90a, and each of its tiles")
+    parser.add_argument("--kernels", action="store_true", help="each one for many rows on sm_90a")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="(default: %(default)s)")
     options = parser.parse_args()
     if unknown := set(options.types) - KERNEL_FORMATS.keys():

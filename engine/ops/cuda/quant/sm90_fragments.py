@@ -146,9 +146,7 @@ class FragmentsPlan:
         """Tiles, or pairs of them that share x, that cover the product."""
         return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features * self.sharing)
 
-    def cost(
-        self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat
-    ) -> float:
+    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, STEP), self.splits)
@@ -168,7 +166,8 @@ def choose_plan(
 ) -> FragmentsPlan | None:
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
     steps = ceil_div(in_features, STEP)
-    clusters = [(1, sharing) for sharing in SHARINGS] + [(splits, 1) for splits in range(2, 1 + min(MAX_CLUSTER, steps))]
+    slices = range(2, 1 + min(MAX_CLUSTER, steps))
+    clusters = [*((1, sharing) for sharing in SHARINGS), *((splits, 1) for splits in slices)]
     plans = [
         plan
         for tile in STEP_US
@@ -225,5 +224,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
 def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
     """All that products by a weight of this format launch for elements of this C type."""
     return {
-        (SM90_BLOCK_FRAGMENTS, FragmentsPlan(tile).template(dtype, out, format)) for tile in TILES for out in (dtype, "float")
+        (SM90_BLOCK_FRAGMENTS, FragmentsPlan(tile).template(dtype, out, format))
+        for tile in TILES
+        for out in (dtype, "float")
     }

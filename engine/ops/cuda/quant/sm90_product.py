@@ -152,7 +152,7 @@ def plan_of(
     x, part, bias, out, _, out_itemsize, out_stride = operands
     if not SM90_BLOCK_MATMUL.supports(device.arch) or not isinstance(part.format, PackedFormat):
         return None
-    num_rows, in_features = x.shape
+    in_features = x.shape[1]
     features = part.shape[0]
     if in_features % MULTIPLE or (features // 2 if gated else features) % MULTIPLE:
         return None
