@@ -87,7 +87,7 @@ def _each_of_many_rows(
     try:
         sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
         yield "ring", measure(device, calls)
-        sm90_product.KERNELS = (sm90_product.SM90_BLOCK_FRAGMENTS,)
+        sm90_product.KERNELS = (sm90_fragments.SM90_BLOCK_FRAGMENTS,)
         for tile in sm90_fragments.TILES:
             if sm90_fragments.FragmentsPlan(tile).stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
                 continue

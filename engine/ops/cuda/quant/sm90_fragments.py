@@ -108,10 +108,10 @@ class FragmentsTile:
 # Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
 # Not measured yet: by instructions and the tensor cores' rate.
 STEP_US = {
-    FragmentsTile(2, 64): 0.5,
-    FragmentsTile(4, 64): 0.85,
-    FragmentsTile(2, 128): 0.65,
-    FragmentsTile(2, 256): 1.3,
+    FragmentsTile(2, 64): 0.62,
+    FragmentsTile(4, 64): 1.05,
+    FragmentsTile(2, 128): 0.75,
+    FragmentsTile(2, 256): 1.35,
 }
 TILES = tuple(STEP_US)
 

@@ -1,12 +1,14 @@
-"""The product of many rows by a weight in quantised blocks on sm_90a: plans of `sm90_block_matmul_kernel`.
+"""The product of many rows by a weight in quantised blocks on sm_90a: which kernel runs, and plans of
+`sm90_block_matmul_kernel`.
 
-A weight's elements are those of the dequantising kernel, and their sums run along k as in `sm90_matmul_kernel`.
+A weight's elements are those of the dequantising kernel; in `sm90_block_matmul_kernel` their sums run along k as in
+`sm90_matmul_kernel`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
@@ -78,7 +80,7 @@ ELEMENTS_PER_US = {1: 17_000, 2: 28_000}  # that a multiprocessor dequantises, b
 X_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
-KERNELS = (SM90_BLOCK_FRAGMENTS, SM90_BLOCK_MATMUL)  # the first that can do a product does it
+KERNELS: tuple[KernelSpec[Any], ...] = (SM90_BLOCK_FRAGMENTS, SM90_BLOCK_MATMUL)  # the first that can does a product
 
 
 @dataclass(frozen=True)
