@@ -1,5 +1,5 @@
-// The parts of a product whose weight, in quantised blocks, is the left operand of wgmma in registers: tiles of
-// work, the producer of x, the fragments of the weight and the epilogue.
+// The parts of a product whose weight, in quantised blocks, is the left operand of wgmma in registers: tiles
+// of work, the producer of x, the fragments of the weight and the epilogue.
 #pragma once
 
 #include "block_formats.cuh"
@@ -55,7 +55,8 @@ template <typename V>
 class TokenFeeder {
   using T = typename V::T;
   static constexpr int PARTS = V::TOKENS / FEED_TOKENS;  // of a step, one after the other
-  static constexpr int WARP_BYTES = FEED_TOKENS / FEEDER_WARPS * SWIZZLE_BYTES;  // of a part's half, by a warp
+  static constexpr int WARP_BYTES =
+      FEED_TOKENS / FEEDER_WARPS * SWIZZLE_BYTES;  // of a part's half, by a warp
   static_assert(WARP_BYTES % SWIZZLE_REPEAT == 0 && PARTS % 2 == 0, "what is sent lies in a row");
 
   // A part of a step that this thread comes to.
@@ -165,8 +166,8 @@ class TokenFeeder {
   RingPosition at_;
 };
 
-// The weight of a warp group: 64 rows, of which a lane has its quarter of two rows, 8 apart, in each step. Codes
-// and headers are copied AHEAD steps before they become elements.
+// The weight of a warp group: 64 rows, of which a lane has its quarter of two rows, 8 apart, in each step.
+// Codes and headers are copied AHEAD steps before they become elements.
 template <typename V>
 class WeightFragments {
   using T = typename V::T;
@@ -176,8 +177,8 @@ class WeightFragments {
  public:
   // `slots`: this warp group's.
   __device__ __forceinline__ WeightFragments(const FragmentsWork& work, unsigned char* slots,
-                                             const unsigned* codes, const unsigned* headers,
-                                             int out_features, int in_features, int silu_mul)
+                                             const unsigned* codes, const unsigned* headers, int out_features,
+                                             int in_features, int silu_mul)
       : work_(work),
         slots_(slots),
         codes_(codes),
@@ -312,8 +313,7 @@ struct FragmentsEpilogue {
 
   __device__ __forceinline__ void store(const float (&sums)[V::TOKENS / 2], int2 tile) const {
     const int lane = threadIdx.x % WARP_SIZE;
-    float* const own =
-        staging + lane % 4 * 2 * V::STRIDE + threadIdx.x / WARP_SIZE * WARP_ROWS + lane / 4;
+    float* const own = staging + lane % 4 * 2 * V::STRIDE + threadIdx.x / WARP_SIZE * WARP_ROWS + lane / 4;
 #pragma unroll
     for (int first = 0; first < V::TOKENS; first += CHUNK_TOKENS) {
       const int token = tile.x * V::TOKENS + first;

@@ -1,5 +1,6 @@
-// Matrix product of many rows by a weight in the quantised blocks of GGUF files, on sm_90a: warp groups make the
-// weight's elements in the registers from which wgmma multiplies, each tile of the weight once for all tokens.
+// Matrix product of many rows by a weight in the quantised blocks of GGUF files, on sm_90a: warp groups make
+// the weight's elements in the registers from which wgmma multiplies, each tile of the weight once for all
+// tokens.
 
 #include "sm90_block_fragments.cuh"
 
@@ -19,18 +20,18 @@ __device__ __forceinline__ void leave_cluster() {
 // `dequantize_blocks_kernel` gives.
 //   in:  x [num_rows, in_features] T; bias [out_features] T or null; codes [out_features, any] unsigned and
 //        headers [out_features, any] unsigned, as packed
-//   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart. A
+//   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart.
+//   A
 //        float out takes no bias, accumulate or silu_mul
-// Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples of 8.
-// Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster of
-// that many blocks a tile, each of which has a slice of k, between steps of 128 elements, and finishes a share
-// of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters of blocks that have
-// neighbouring features and send each other half of x; not with splits.
-// Block: WARPGROUPS warp groups that multiply, and one that copies x.
-// Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out; for
-// each warp group AHEAD steps of codes and headers.
-// Unit of work: one block a tile at a time, one warp group 64 features of it. Products read half a step's
-// elements from registers while the next half's are made.
+// Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples
+// of 8. Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a
+// cluster of that many blocks a tile, each of which has a slice of k, between steps of 128 elements, and
+// finishes a share of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters
+// of blocks that have neighbouring features and send each other half of x; not with splits. Block: WARPGROUPS
+// warp groups that multiply, and one that copies x. Shared memory: `stages` times TOKENS * 128 * sizeof(T) of
+// x; CHUNK_TOKENS tokens' sums on their way out; for each warp group AHEAD steps of codes and headers. Unit
+// of work: one block a tile at a time, one warp group 64 features of it. Products read half a step's elements
+// from registers while the next half's are made.
 template <typename T, typename Out, typename F, int WARPGROUPS, int TOKENS>
 __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     sm90_block_fragments_kernel(SM90_BLOCK_FRAGMENTS_PARAMS(T, Out)) {
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   for (int i = 0; i < AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
   if (sharing > 1) cluster_wait();
-  const FragmentsEpilogue<V> epilogue = {staging, bias,  out,    num_rows,        out_features, out_stride,
-                                    split,   splits, accumulate != 0, silu_mul != 0};
+  const FragmentsEpilogue<V> epilogue = {staging,    bias,  out,    num_rows,        out_features,
+                                         out_stride, split, splits, accumulate != 0, silu_mul != 0};
   const unsigned long long x_descriptor = operand_descriptor(ring);
   const auto release = [&](int stage) {
     const int lane = threadIdx.x % WARP_SIZE;
@@ -96,7 +97,8 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int index = work.first; index < work.tiles; index += work.stride) {
     float sums[TOKENS / 2];
-    unsigned a[2][4][4];  // operands of both halves of a step: one's are made while the other's are multiplied
+    unsigned a[2][4]
+              [4];  // operands of both halves of a step: one's are made while the other's are multiplied
     int previous = 0;
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
