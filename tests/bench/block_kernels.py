@@ -1,14 +1,14 @@
 """Microseconds of products by GGUF's blocks: `python -m tests.bench.block_kernels [TYPE ...]`.
 
 Each figure with its share of the time in which the blocks alone could be read, and beside it dense products of the
-same shape; with --tiles every variant of the kernel that the rows fit.
+same shape; with --tiles every variant of the kernel that the rows fit, with --kernels those for many rows on sm_90a.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product
+from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product
 from tessera.engine.tensor import Tensor, bfloat16, empty
 from tests.bench.kernels import CALLS, COLD_BYTES, READ_GB_S, measure
 
@@ -41,6 +41,7 @@ def measure_shape(
     shape: tuple[int, int],
     *,
     tiles: bool,
+    kernels: bool,
     rows: Sequence[int],
     bits: Any,
 ) -> None:
@@ -68,7 +69,35 @@ def measure_shape(
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least
+        if kernels:
+            cells += [f"{name} {time:.1f}" for name, time in _each_of_many_rows(device, calls, m, format)]
         print(f"{format.kernel_type:13}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
+
+
+def _each_of_many_rows(
+    device: CudaDevice, calls: Sequence[Callable[[], object]], m: int, format: PackedFormat
+) -> Iterator[tuple[str, float]]:
+    """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile, and blocks by
+    themselves or with x in common where k is not cut."""
+    if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < product.MIN_ROWS_SM90:
+        return
+    kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
+    most, product.MAX_ROWS_SM90 = product.MAX_ROWS_SM90, max(m, product.MAX_ROWS_SM90)
+    sharings = sm90_fragments.SHARINGS
+    try:
+        sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
+        yield "ring", measure(device, calls)
+        sm90_product.KERNELS = (sm90_fragments.SM90_BLOCK_FRAGMENTS,)
+        for tile in sm90_fragments.TILES:
+            if sm90_fragments.FragmentsPlan(tile).stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
+                continue
+            sm90_fragments.STEP_US = {tile: steps[tile]}
+            for sharing in (1, 2):
+                sm90_fragments.SHARINGS = (sharing,)
+                yield f"fragments/{tile.warpgroups}/{tile.tokens}/{sharing}", measure(device, calls)
+    finally:
+        sm90_product.KERNELS, product.MAX_ROWS_SM90 = kernels, most
+        sm90_fragments.STEP_US, sm90_fragments.SHARINGS = steps, sharings
 
 
 def _random(ops: CudaOps, *shape: int) -> Tensor:
@@ -79,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.block_kernels", description=__doc__)
     parser.add_argument("types", nargs="*", default=TYPES, help="(default: %(default)s)")
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--kernels", action="store_true", help="each one for many rows on sm_90a")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="(default: %(default)s)")
     options = parser.parse_args()
     if unknown := set(options.types) - KERNEL_FORMATS.keys():
@@ -88,7 +118,8 @@ def main() -> None:
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
     for name in options.types:
         for shape in SHAPES:
-            measure_shape(ops, device, KERNEL_FORMATS[name], shape, tiles=options.tiles, rows=options.rows, bits=bits)
+            measure_shape(ops, device, KERNEL_FORMATS[name], shape, tiles=options.tiles, kernels=options.kernels,
+                          rows=options.rows, bits=bits)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL
 from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant import sm90_row
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
+from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant.sm90_row import SM90_BLOCK_ROW
 from tessera.engine.ops.cuda.quant.sm90_rows import SM90_BLOCK_ROWS
@@ -142,7 +143,14 @@ OF_ATTENTION_OF_DRAFTS = {
     "80": {"256 4 1 1 true false"},
     "90a": {"128 4 2 2 false false", "64 4 2 2 false true"},
 }
-BLOCK_PRODUCTS = (BLOCK_MATMUL, SM90_BLOCK_ROW, SM90_BLOCK_ROWS, SM90_BLOCK_MATMUL, EXPERT_BLOCK_MATMUL)
+BLOCK_PRODUCTS = (
+    BLOCK_MATMUL,
+    SM90_BLOCK_ROW,
+    SM90_BLOCK_ROWS,
+    SM90_BLOCK_FRAGMENTS,
+    SM90_BLOCK_MATMUL,
+    EXPERT_BLOCK_MATMUL,
+)
 OF_FP8_SPECS = (*fp8.SPECS, *attention.OF_E4M3.values())
 # Kernels of training, for each dtype on one architecture, and heads of which size there.
 TRAINING_HEADS = {"80": "64", "90a": "128", "120a": "32"}
@@ -208,6 +216,9 @@ def is_compiled_here(pair: Instantiation, arch: str) -> bool:
     if spec is SM90_BLOCK_MATMUL:  # each type by one tile, and one type by all
         smallest = (values["T"], values["Out"], values["WARPGROUPS_M"]) == ("__nv_bfloat16", "__nv_bfloat16", "1")
         return smallest or values["F"] == "Q4_K"
+    if spec is SM90_BLOCK_FRAGMENTS:  # likewise
+        smallest = (values["T"], values["Out"], values["TOKENS"]) == ("__nv_bfloat16", "__nv_bfloat16", "64")
+        return (smallest and values["WARPGROUPS"] == "2") or values["F"] == "Q4_K"
     if spec in (SM90_BLOCK_ROW, SM90_BLOCK_ROWS):  # each type once on one architecture, and one type everywhere
         largest = values["Out"] == values["T"] and values.get("TOKENS", "16") == "16"
         return values["F"] == "Q4_K" or (largest and arch == "90a")

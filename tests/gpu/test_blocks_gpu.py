@@ -18,7 +18,8 @@ from tessera.engine.models.config import load_config
 from tessera.engine.models.weights import quantised_source, stream
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product, sm90_row, sm90_rows
+from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product, sm90_row, sm90_rows
+from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
@@ -260,6 +261,55 @@ def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pyte
         results.append([tensor.numpy() for tensor in (out, logits, gated)])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("tile", sm90_fragments.TILES, ids=lambda tile: f"{tile.warpgroups}_{tile.tokens}")
+@pytest.mark.parametrize(("splits", "sharing"), [(1, 1), (3, 1), (1, 2)])
+def test_every_tile_of_fragments(
+    tile: sm90_fragments.FragmentsTile, splits: int, sharing: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles cut off on both sides, several of a block, k that ends within a step and slices of it; gates, a bias,
+    sums added to what is there."""
+    if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
+        pytest.skip("it is for sm_90a")
+    if sharing > 1 and os.environ.get("EMULATED_RACES") == "1":
+        pytest.skip("blocks that share x order their copies by less than the memory model asks for")
+    format, columns, m, rows = KERNEL_FORMATS["Q8_0"], 672, tile.tokens + 8, 2 * tile.features + 48
+    plan = sm90_fragments.FragmentsPlan(tile, splits, sharing)
+    monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: plan)
+    monkeypatch.setattr(sm90_fragments, "count_clusters_at_once", lambda *_: (2,) * 8)
+    weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    numbers = dequantized(cuda_ops, weight, bfloat16)
+    x, bias = random_array(20, (m, columns), bfloat16, 1 / 64), random_array(21, (rows,), bfloat16)
+    device_x, biased = from_numpy(x, cuda_ops.device), LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
+    out, scratch = (poisoned((m, rows), bfloat16, cuda_ops.device) for _ in range(2))
+    gated, logits = poisoned((m, rows // 2), bfloat16, cuda_ops.device), poisoned((m, rows), float32, cuda_ops.device)
+    cuda_ops.linear(device_x, biased, out=out)
+    cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
+    cuda_ops.linear(device_x, weight, out=logits)
+    cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    product, with_bias = reference.matmul(x, numbers), reference.matmul(x, numbers, bias)
+    assert_close(out.numpy(), 2 * with_bias, bfloat16, roundings=2)
+    assert_close(logits.numpy(), product, float32, typical=1)
+    assert_close(gated.numpy(), reference.silu_mul(product), bfloat16, roundings=2)
+
+
+@pytest.mark.parametrize(("m", "rows", "columns"), [(64, 304, 1280), (100, 528, 768), (300, 400, 256)])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Int4Group128"])
+def test_products_through_a_ring_of_elements(
+    name: str, m: int, rows: int, columns: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel whose elements pass through shared memory, where there is another."""
+    monkeypatch.setattr(sm90_product, "KERNELS", (sm90_product.SM90_BLOCK_MATMUL,))
+    weight, _ = mixed_weight(cuda_ops.device, bfloat16, [KERNEL_FORMATS[name].name], [rows], columns)
+    numbers = dequantized(cuda_ops, weight, bfloat16)
+    x = random_array(20, (m, columns), bfloat16, 1 / 64)
+    out, scratch = (poisoned((m, rows), bfloat16, cuda_ops.device) for _ in range(2))
+    gated = poisoned((m, rows // 2), bfloat16, cuda_ops.device)
+    cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, out=out)
+    cuda_ops.linear(from_numpy(x, cuda_ops.device), weight, epilogue=Activate("silu_mul", scratch), out=gated)
+    assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
+    assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), bfloat16, roundings=2)
 
 
 def fixed_point_bound(x: Array, weight: Array) -> Array:

@@ -17,6 +17,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.quant import sm90_product, sm90_row, sm90_rows
+from tessera.engine.ops.cuda.quant.operands import Sm90Operands
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
 
@@ -194,7 +195,7 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
         return False
     starts = list(accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
     products = [
-        sm90_product.Sm90Operands(
+        Sm90Operands(
             x=x,
             part=part,
             bias=None if weight.bias is None else weight.bias[start : start + part.shape[0]],

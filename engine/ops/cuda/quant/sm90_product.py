@@ -1,19 +1,21 @@
-"""The product of many rows by a weight in quantised blocks on sm_90a: plans of `sm90_block_matmul_kernel`.
+"""The product of many rows by a weight in quantised blocks on sm_90a: which kernel runs, and plans of
+`sm90_block_matmul_kernel`.
 
-A weight's elements are those of the dequantising kernel, and their sums run along k as in `sm90_matmul_kernel`.
+A weight's elements are those of the dequantising kernel; in `sm90_block_matmul_kernel` their sums run along k as in
+`sm90_matmul_kernel`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InT, Int32, InUint, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import box_map
-from tessera.engine.formats import KERNEL_FORMATS, PackedFormat, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, PackedFormat
 from tessera.engine.ops.cuda.linear.sm90 import (
     BARRIER_BYTES,
     MAX_CLUSTER,
@@ -24,8 +26,10 @@ from tessera.engine.ops.cuda.linear.sm90 import (
     count_clusters_at_once,
 )
 from tessera.engine.ops.cuda.linear.sm90_kernels import MAX_STAGES
+from tessera.engine.ops.cuda.quant import sm90_fragments
+from tessera.engine.ops.cuda.quant.operands import Sm90Operands
+from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS, FragmentsPlan
 from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
-from tessera.engine.tensor import Tensor
 
 
 class Sm90BlockMatmulParams(NamedTuple):
@@ -57,7 +61,7 @@ SM90_BLOCK_MATMUL = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
-SPECS = (SM90_BLOCK_MATMUL,)
+SPECS = (SM90_BLOCK_MATMUL, *sm90_fragments.SPECS)
 
 TEAM_WARPGROUPS = Constant(2, "that dequantise together")
 AHEAD = Constant(3, "steps of a team whose codes are on their way")
@@ -76,6 +80,7 @@ ELEMENTS_PER_US = {1: 17_000, 2: 28_000}  # that a multiprocessor dequantises, b
 X_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
+KERNELS: tuple[KernelSpec[Any], ...] = (SM90_BLOCK_FRAGMENTS, SM90_BLOCK_MATMUL)  # the first that can does a product
 
 
 @dataclass(frozen=True)
@@ -142,24 +147,14 @@ def choose_plan(
     return min(fitting, key=cost, default=None)
 
 
-class Sm90Operands(NamedTuple):
-    """`out` is the address of the part's first column, its rows `out_stride` elements apart."""
-
-    x: Tensor
-    part: WeightPart
-    bias: Tensor | None
-    out: int
-    out_dtype: str
-    out_itemsize: int
-    out_stride: int
-
-
-def plan_of(device: CudaDevice, operands: Sm90Operands, *, gated: bool, accumulates: bool) -> BlockPlan | None:
-    """The plan of a part's product; None where the kernel cannot."""
+def plan_of(
+    device: CudaDevice, operands: Sm90Operands, *, gated: bool, accumulates: bool
+) -> BlockPlan | FragmentsPlan | None:
+    """The plan of a part's product, by the first of KERNELS that can; None where none can."""
     x, part, bias, out, _, out_itemsize, out_stride = operands
     if not SM90_BLOCK_MATMUL.supports(device.arch) or not isinstance(part.format, PackedFormat):
         return None
-    num_rows, in_features = x.shape
+    in_features = x.shape[1]
     features = part.shape[0]
     if in_features % MULTIPLE or (features // 2 if gated else features) % MULTIPLE:
         return None
@@ -167,14 +162,31 @@ def plan_of(device: CudaDevice, operands: Sm90Operands, *, gated: bool, accumula
         return None
     if x.pointer % 16 or out % 16 or out_stride % MULTIPLE or (bias is not None and bias.pointer % 4):
         return None
+    for kernel in KERNELS:
+        if kernel is SM90_BLOCK_FRAGMENTS and (fragments_plan := sm90_fragments.plan_of(device, operands)) is not None:
+            return fragments_plan
+        if kernel is SM90_BLOCK_MATMUL and (plan := _ring_plan(device, operands)) is not None:
+            return plan
+    return None
+
+
+def _ring_plan(device: CudaDevice, operands: Sm90Operands) -> BlockPlan | None:
+    x, part, _, _, _, out_itemsize, _ = operands
+    assert isinstance(part.format, PackedFormat)
+    num_rows, in_features = x.shape
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
     limit = device.max_shared_bytes
-    sizes = (num_rows, features, in_features)
+    sizes = (num_rows, part.shape[0], in_features)
     return choose_plan(*sizes, clusters, part.format, out_itemsize=out_itemsize, max_shared_bytes=limit)
 
 
-def launch(device: CudaDevice, operands: Sm90Operands, chosen: BlockPlan, *, gated: bool, accumulates: bool) -> None:
+def launch(
+    device: CudaDevice, operands: Sm90Operands, chosen: BlockPlan | FragmentsPlan, *, gated: bool, accumulates: bool
+) -> None:
     """Submit the product divided by a plan."""
+    if isinstance(chosen, FragmentsPlan):
+        sm90_fragments.launch(device, operands, chosen, gated=gated, accumulates=accumulates)
+        return
     x, part, bias, out, out_dtype, out_itemsize, out_stride = operands
     assert isinstance(part.format, PackedFormat)
     num_rows, in_features = x.shape
@@ -217,8 +229,9 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
     """All that products by a weight of this format launch for elements of this C type."""
-    return {
+    in_ring: set[Instantiation] = {
         (SM90_BLOCK_MATMUL, BlockPlan(Plan(tile)).template(dtype, out, format))
         for tile in TILES
         for out in (dtype, "float")
     }
+    return in_ring | sm90_fragments.kernels_of(format, dtype)

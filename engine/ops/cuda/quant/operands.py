@@ -1,0 +1,20 @@
+"""What the products of many rows by a weight in quantised blocks have in common."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tessera.engine.formats import WeightPart
+from tessera.engine.tensor import Tensor
+
+
+class Sm90Operands(NamedTuple):
+    """`out` is the address of the part's first column, its rows `out_stride` elements apart."""
+
+    x: Tensor
+    part: WeightPart
+    bias: Tensor | None
+    out: int
+    out_dtype: str
+    out_itemsize: int
+    out_stride: int

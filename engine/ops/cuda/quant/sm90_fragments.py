@@ -1,0 +1,230 @@
+"""The product of many rows by a weight in quantised blocks on sm_90a, with the weight's rows as those of wgmma: plans
+of `sm90_block_fragments_kernel`.
+
+A weight's elements are those of the dequantising kernel; each lane takes them along k in an order of its own, so that
+sums differ from those of `sm90_block_matmul_kernel` in their last bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.params import InT, Int32, InUint, OutOut
+from tessera.engine.formats import PackedFormat
+from tessera.engine.ops.cuda.linear.sm90 import BARRIER_BYTES, MAX_CLUSTER, count_clusters_at_once
+from tessera.engine.ops.cuda.linear.sm90_kernels import WGMMA_M
+from tessera.engine.ops.cuda.quant.operands import Sm90Operands
+from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
+from tessera.engine.tensor import float32
+
+
+class Sm90BlockFragmentsParams(NamedTuple):
+    x: InT
+    codes: InUint
+    headers: InUint
+    bias: InT
+    out: OutOut
+    num_rows: Int32
+    out_features: Int32
+    in_features: Int32
+    out_stride: Int32
+    splits: Int32
+    sharing: Int32
+    stages: Int32
+    accumulate: Int32
+    silu_mul: Int32
+
+
+SM90_BLOCK_FRAGMENTS = KernelSpec(
+    file="linear/sm90_block_fragments.cu",
+    name="sm90_block_fragments_kernel",
+    template=("T", "Out", "F", "WARPGROUPS", "TOKENS"),
+    params=Sm90BlockFragmentsParams,
+    min_arch=90,
+    arch_specific=True,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (SM90_BLOCK_FRAGMENTS,)
+
+AHEAD = Constant(4, "steps whose codes are on their way")
+MAX_STEPS = Constant(6, "of x in the ring")
+CHUNK_TOKENS = Constant(32, "whose sums pass through shared memory at a time")
+FEED_TOKENS = Constant(32, "of which the warps that copy x have a step's elements at a time")
+STAGING_PADDING = Constant(4, "floats: lanes' sums fall into different banks")
+declare_header(
+    "sm90_block_fragments",
+    __name__,
+    {
+        "AHEAD": AHEAD,
+        "MAX_STEPS": MAX_STEPS,
+        "CHUNK_TOKENS": CHUNK_TOKENS,
+        "FEED_TOKENS": FEED_TOKENS,
+        "STAGING_PADDING": STAGING_PADDING,
+    },
+    (Sm90BlockFragmentsParams,),
+)
+
+STEP = 128  # elements along k that are taken at a time
+MIN_STAGES = 2
+# Blocks that may share x. With 2 they read half as much of it, but what orders their copies of a slot and its next
+# stores is weaker than the memory model asks for: the end of a copy is known from the other block's consumers alone.
+SHARINGS = (1,)
+L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
+JOIN_US = 2.0  # of the sums of a cluster's blocks
+TILE_US = 1.0  # from one tile to the next
+STORE_US = 0.004  # of a token's sums
+
+
+@dataclass(frozen=True)
+class FragmentsTile:
+    """What a block computes at a time: 64 rows of the weight for each warp group, times so many rows of x."""
+
+    warpgroups: int
+    tokens: int
+
+    @property
+    def features(self) -> int:
+        return WGMMA_M * self.warpgroups
+
+    @property
+    def threads(self) -> int:
+        return (self.warpgroups + 1) * WARPGROUP_SIZE
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.tokens * STEP * HALF_BYTES
+
+    def bytes_beside_ring(self, format: PackedFormat) -> int:
+        """Of sums on their way out, and of codes and headers on their way in."""
+        slots = self.warpgroups * AHEAD * 2 * WARPGROUP_SIZE * 4 * (format.lane_words + 1)
+        return slots + CHUNK_TOKENS * (self.features + STAGING_PADDING) * float32.itemsize
+
+
+# Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
+# Not measured yet: by instructions and the tensor cores' rate.
+STEP_US = {
+    FragmentsTile(2, 64): 0.62,
+    FragmentsTile(4, 64): 1.05,
+    FragmentsTile(2, 128): 0.75,
+    FragmentsTile(2, 256): 1.35,
+}
+TILES = tuple(STEP_US)
+
+
+@dataclass(frozen=True)
+class FragmentsPlan:
+    """How a product is divided, and what the blocks of a cluster have in common; at most one of the two.
+
+    Attributes:
+        splits: slices of in_features, one for each block of the cluster: they have one tile.
+        sharing: blocks of the cluster that take neighbouring tiles of the weight and read x once; 1 or 2.
+    """
+
+    tile: FragmentsTile
+    splits: int = 1
+    sharing: int = 1
+
+    @property
+    def cluster(self) -> int:
+        """Its blocks."""
+        return self.splits * self.sharing
+
+    def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
+        return (dtype, out_dtype, format.kernel_type, str(self.tile.warpgroups), str(self.tile.tokens))
+
+    def stages(self, format: PackedFormat, max_shared_bytes: int) -> int:
+        """Of the ring of x: as many as fit."""
+        room = max_shared_bytes - BARRIER_BYTES - self.tile.bytes_beside_ring(format)
+        return min(MAX_STEPS, room // self.tile.stage_bytes)
+
+    def count(self, num_rows: int, out_features: int) -> int:
+        """Tiles, or pairs of them that share x, that cover the product."""
+        return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features * self.sharing)
+
+    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat) -> float:
+        """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
+        rounds = ceil_div(self.count(num_rows, out_features), at_once)
+        steps = ceil_div(ceil_div(in_features, STEP), self.splits)
+        storing = STORE_US * min(num_rows, self.tile.tokens) + (JOIN_US if self.splits > 1 else 0.0)
+        read = self.tile.stage_bytes / self.sharing + self.tile.features * STEP * format.lane_words / 8
+        step = max(STEP_US[self.tile], read / L2_BYTES_PER_US)
+        return rounds * (steps * step + TILE_US + storing)
+
+
+def choose_plan(
+    num_rows: int,
+    out_features: int,
+    in_features: int,
+    clusters_at_once: tuple[int, ...],
+    format: PackedFormat,
+    max_shared_bytes: int,
+) -> FragmentsPlan | None:
+    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
+    steps = ceil_div(in_features, STEP)
+    slices = range(2, 1 + min(MAX_CLUSTER, steps))
+    clusters = [*((1, sharing) for sharing in SHARINGS), *((splits, 1) for splits in slices)]
+    plans = [
+        plan
+        for tile in STEP_US
+        for splits, sharing in clusters
+        if clusters_at_once[splits * sharing - 1]
+        and (plan := FragmentsPlan(tile, splits, sharing)).stages(format, max_shared_bytes) >= MIN_STAGES
+    ]
+
+    def cost(plan: FragmentsPlan) -> float:
+        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.cluster - 1], format)
+
+    return min(plans, key=cost, default=None)
+
+
+def plan_of(device: CudaDevice, operands: Sm90Operands) -> FragmentsPlan | None:
+    """The plan of a product that any kernel of sm_90a can do; None where no variant fits."""
+    x, part = operands.x, operands.part
+    assert isinstance(part.format, PackedFormat)
+    clusters = count_clusters_at_once(device, cuda_type(x.dtype))
+    return choose_plan(x.shape[0], part.shape[0], x.shape[1], clusters, part.format, device.max_shared_bytes)
+
+
+def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool) -> None:
+    """Submit the product divided by a plan."""
+    x, part, bias, out, out_dtype, _, out_stride = operands
+    assert isinstance(part.format, PackedFormat)
+    num_rows, in_features = x.shape
+    tile = plan.tile
+    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.cluster - 1]
+    count = plan.count(num_rows, part.shape[0])
+    groups = count if plan.splits > 1 else min(count, at_once)
+    stages = plan.stages(part.format, device.max_shared_bytes)
+    shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
+    config = LaunchConfig((groups * plan.cluster, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.cluster)
+    params = Sm90BlockFragmentsParams(
+        x=x,
+        codes=part.tensors["codes"],
+        headers=part.tensors["headers"],
+        bias=bias,
+        out=out,
+        num_rows=num_rows,
+        out_features=part.shape[0],
+        in_features=in_features,
+        out_stride=out_stride,
+        splits=plan.splits,
+        sharing=plan.sharing,
+        stages=stages,
+        accumulate=accumulates,
+        silu_mul=gated,
+    )
+    device.launch(SM90_BLOCK_FRAGMENTS, plan.template(cuda_type(x.dtype), out_dtype, part.format), config, params)
+
+
+def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
+    """All that products by a weight of this format launch for elements of this C type."""
+    return {
+        (SM90_BLOCK_FRAGMENTS, FragmentsPlan(tile).template(dtype, out, format))
+        for tile in TILES
+        for out in (dtype, "float")
+    }
