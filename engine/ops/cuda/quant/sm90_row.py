@@ -108,9 +108,7 @@ def shared_bytes(format: PackedFormat, in_features: int, stages: int) -> int:
     return stages * stage_bytes(format) + row + ROW_SHARED_BYTES
 
 
-def asked_bytes(
-    format: PackedFormat, in_features: int, stages: int, shared_limit: int, *, accumulates: bool
-) -> int:
+def asked_bytes(format: PackedFormat, in_features: int, stages: int, shared_limit: int, *, accumulates: bool) -> int:
     """What a launch asks for, so that each multiprocessor gets one of its blocks.
 
     A product without a residual stream follows one that left the same room on all multiprocessors, and needs no more
