@@ -190,12 +190,11 @@ class RowEpilogue {
                                          int gated)
       : tiles_(tiles), bias_(bias), out_(out), accumulate_(accumulate), gated_(gated) {}
 
-  // What the sums are added to, so that it is there when they are.
+  // What the sums are added to, so that it is there when they are; nothing of it is waited for.
   __device__ __forceinline__ void fetch(int tile) {
-    before_ = 0.0f;
     if (!has_column(tile)) return;
-    if (accumulate_) before_ = to_float(load_updated(out_ + column(tile)));
-    if (bias_ != nullptr) before_ += to_float(bias_[column(tile)]);
+    if (accumulate_) before_ = load_updated(out_ + column(tile));
+    if (bias_ != nullptr) own_bias_ = bias_[column(tile)];
   }
 
   // partial [ROW_WARPS][TILE_ROWS], added in order by half a warp each half.
@@ -209,7 +208,8 @@ class RowEpilogue {
     sum *= prologue.scale_of_sums();
     const float up = __shfl_xor_sync(FULL_WARP, sum, UNIT);
     if (!has_column(tile)) return;
-    out_[column(tile)] = from_float<Out>(gated_ ? up * __fdividef(sum, 1.0f + __expf(-sum)) : sum + before_);
+    const float before = to_float(before_) + to_float(own_bias_);
+    out_[column(tile)] = from_float<Out>(gated_ ? up * __fdividef(sum, 1.0f + __expf(-sum)) : sum + before);
   }
 
  private:
@@ -224,5 +224,6 @@ class RowEpilogue {
   const T* const bias_;
   Out* const out_;
   const int accumulate_, gated_;
-  float before_ = 0.0f;  // of this lane's column
+  Out before_ = from_float<Out>(0.0f);  // of this lane's column
+  T own_bias_ = from_float<T>(0.0f);
 };

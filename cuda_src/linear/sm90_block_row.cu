@@ -14,7 +14,7 @@
 // in_features a multiple of 32.
 // Grid: any number of blocks; they share the weight's tiles of 16 rows (gated: 8 gates and their ups) evenly.
 // Block: 512 threads; two fit a multiprocessor, of this kernel and the next, so that the ring of that one
-// fills while this one ends. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_row.py.
+// fills while this one ends. Shared memory: `asked_bytes` in engine/ops/cuda/quant/sm90_row.py.
 // Unit of work: an item, 2,048 elements of the 16 rows of a tile, comes by TMA into a ring of `stages`; each
 // of 16 warps takes 128 elements of it. No barrier joins the warps: one of them adds up the sums of a tile,
 // and one starts the copies for the item before once all have used it, while the others go on. The order of a
@@ -37,9 +37,11 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
   const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps,
                                     codes_map, headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
-  let_next_kernel_start();
   RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, steps.vectors);
   wait_for_earlier_kernels();
+  // Not before: while blocks of an earlier kernel end, two of the next one's could come to share a
+  // multiprocessor and leave none to another.
+  let_next_kernel_start();
   prologue.fix(x, y, groups);
   __syncwarp();
 

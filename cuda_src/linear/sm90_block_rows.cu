@@ -16,10 +16,11 @@
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
 // Grid: any number of blocks; they share the weight's tiles of 32 rows (gated: 16 gates and their ups)
-// evenly. Block: 512 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py. Unit of
-// work: an item, 1,024 elements of the 32 rows of a tile, comes by TMA into a ring of `stages`; each of 16
-// warps takes 128 elements of 16 rows of it. x stays in shared memory, for it would come past as often as
-// there are tiles. The order of a row's sums depends on in_features alone.
+// evenly.
+// Block: 512 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py.
+// Unit of work: an item, 1,024 elements of the 32 rows of a tile, comes by TMA into a ring of `stages`; each
+// of 16 warps takes 128 elements of 16 rows of it. x stays in shared memory, for it would come past as often
+// as there are tiles. The order of a row's sums depends on in_features alone.
 template <typename T, typename Out, typename F, int TOKENS>
 __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_BLOCK_ROWS_PARAMS(T, Out)) {
   using Stage = RowsStage<F>;

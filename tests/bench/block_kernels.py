@@ -2,6 +2,8 @@
 
 Each figure with its share of the time in which the blocks alone could be read, and beside it dense products of the
 same shape; with --tiles every variant of the kernel that the rows fit, with --kernels those for many rows on sm_90a.
+With --layers instead: a layer's products of one row behind each other, as decode steps have them, by TMA and by lanes'
+copies, and beside them the sum of each alone.
 """
 
 from __future__ import annotations
@@ -17,13 +19,17 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product
+from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product, sm90_row
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty
 from tests.bench.kernels import CALLS, COLD_BYTES, READ_GB_S, measure
 
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256), (1024, 4096), (3072, 1024))
 ROWS = (1, 4, 8, 16, 32, 64, 256)
+# Of Llama 3 8B: hidden size, width of q and k, of v, and between. The product of v has few blocks, as attention has.
+HIDDEN, QK, V, INTER = 4096, 5120, 1024, 14336
+LAYERS = 16
 
 
 def random_part(ops: CudaOps, format: PackedFormat, features: int, in_features: int, bits: Any) -> WeightPart:
@@ -100,6 +106,31 @@ def _each_of_many_rows(
         sm90_fragments.STEP_US, sm90_fragments.SHARINGS = steps, sharings
 
 
+def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bits: Any) -> None:
+    shapes = ((HIDDEN, QK), (HIDDEN, V), (HIDDEN, HIDDEN), (HIDDEN, 2 * INTER), (INTER, HIDDEN))
+    layers = [[LinearWeight((random_part(ops, format, n, k, bits),)) for k, n in shapes] for _ in range(LAYERS)]
+    ops.reserve_linear([weight for layer in layers for weight in layer], np.dtype(bfloat16))
+    residual, attended, normed, qk, v, up, between = (
+        _random(ops, 1, width) for width in (HIDDEN, HIDDEN, HIDDEN, QK, V, 2 * INTER, INTER)
+    )
+    before, gate = RMSNorm(_random(ops, HIDDEN), 1e-6, normed), Activate("silu_mul", up)
+    products = (
+        partial(ops.linear, residual, prologue=before, out=qk),
+        partial(ops.linear, residual, prologue=before, out=v),
+        partial(ops.linear, attended, epilogue=Accumulate(), out=residual),
+        partial(ops.linear, residual, prologue=before, epilogue=gate, out=between),
+        partial(ops.linear, between, epilogue=Accumulate(), out=residual),
+    )
+    chain = [partial(call, weight) for layer in layers for call, weight in zip(products, layer, strict=True)]
+    saved, cells = sm90_row.MIN_BITS, []
+    for way, sm90_row.MIN_BITS in (("TMA", 0), ("copies", 1 << 10)):
+        alone = [measure(device, chain[i :: len(products)] * 2) for i in range(len(products))]
+        layer = measure(device, chain) * len(products)
+        cells.append(f"{way} {layer:.1f} us, alone {sum(alone):.1f} = {' + '.join(f'{us:.1f}' for us in alone)}")
+    sm90_row.MIN_BITS = saved
+    print(f"{format.kernel_type:13}layer  " + "  ".join(cells), flush=True)
+
+
 def _random(ops: CudaOps, *shape: int) -> Tensor:
     return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=sum(shape))
 
@@ -109,6 +140,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*", default=TYPES, help="(default: %(default)s)")
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--kernels", action="store_true", help="each one for many rows on sm_90a")
+    parser.add_argument("--layers", action="store_true")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="(default: %(default)s)")
     options = parser.parse_args()
     if unknown := set(options.types) - KERNEL_FORMATS.keys():
@@ -117,6 +149,9 @@ def main() -> None:
     ops = CudaOps(device)
     bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 22, dtype=np.uint32)
     for name in options.types:
+        if options.layers:
+            measure_layers(ops, device, KERNEL_FORMATS[name], bits=bits)
+            continue
         for shape in SHAPES:
             measure_shape(ops, device, KERNEL_FORMATS[name], shape, tiles=options.tiles, kernels=options.kernels,
                           rows=options.rows, bits=bits)  # fmt: skip

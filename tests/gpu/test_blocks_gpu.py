@@ -214,6 +214,7 @@ def test_one_row_by_tma(name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypat
     if not sm90_row.supports(cuda_ops.device, format, columns):
         pytest.skip("the kernel needs sm_90")
     monkeypatch.setattr(sm90_row, "RING_BYTES", ring_bytes)
+    monkeypatch.setattr(sm90_row, "MIN_BITS", 0)
     monkeypatch.setattr(cuda_ops.device, "multiprocessors", 2)
     weight, exact = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
     x, norm = random_array(20, (1, columns), bfloat16, 1 / 64), random_array(22, (columns,), bfloat16)

@@ -234,7 +234,7 @@ def _launch(
     bias = None if weight.bias is None else weight.bias[start : start + features]
     types = (cuda_type(x.dtype), cuda_type(out.dtype))
     if x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0]):
-        if x.shape[0] == 1 and sm90_row.supports(device, part.format, in_features):
+        if x.shape[0] == 1 and sm90_row.is_chosen(device, part.format, in_features):
             row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
             sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)
             return

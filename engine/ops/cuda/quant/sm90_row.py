@@ -62,6 +62,7 @@ RING_BYTES = 80 << 10  # wanted of the ring: more is in flight, less leaves room
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
 NO_INTEGERS = ("Fp8", "Nf4")  # kernel types whose values are none
+MIN_BITS = 6  # of a code: below, `block_matmul_kernel` is what is chosen
 
 
 def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool:
@@ -74,6 +75,11 @@ def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool
         and spans * format.span * format.lane_words // 8 % SWIZZLE_BYTES == 0
         and shared_bytes(format, in_features, MIN_STAGES) <= device.max_shared_bytes
     )
+
+
+def is_chosen(device: CudaDevice, format: PackedFormat, in_features: int) -> bool:
+    """Whether a single row is multiplied by this kernel."""
+    return format.lane_words >= MIN_BITS and supports(device, format, in_features)
 
 
 def _has_integers(format: PackedFormat) -> bool:
@@ -100,6 +106,17 @@ def shared_bytes(format: PackedFormat, in_features: int, stages: int) -> int:
     columns = ceil_div(in_features, ROW_WARPS * STEP) * ROW_WARPS * STEP
     row = columns * HALF_BYTES + columns // GROUP * HALVES_BYTES
     return stages * stage_bytes(format) + row + ROW_SHARED_BYTES
+
+
+def asked_bytes(format: PackedFormat, in_features: int, stages: int, shared_limit: int, *, accumulates: bool) -> int:
+    """What a launch asks for, so that each multiprocessor gets one of its blocks.
+
+    A product without a residual stream follows one that left the same room on all multiprocessors, and needs no more
+    than it uses. One with it may follow attention, which has blocks on a few alone: it asks for more than half, or two
+    of its blocks would share an idle multiprocessor, and the next product's be left those that have none.
+    """
+    used = shared_bytes(format, in_features, stages)
+    return max(used, shared_limit // 2) if accumulates else used
 
 
 def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> int:
@@ -129,7 +146,8 @@ def launch(
     stages = count_stages(part.format, in_features, device.max_shared_bytes)
     tiles = ceil_div(features, TILE_ROWS)
     grid = min(device.multiprocessors * BLOCKS, tiles)
-    config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), shared_bytes(part.format, in_features, stages))
+    asked = asked_bytes(part.format, in_features, stages, device.max_shared_bytes, accumulates=accumulates)
+    config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), asked)
     params = Sm90BlockRowParams(
         x=x,
         norm=norm,

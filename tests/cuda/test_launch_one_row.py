@@ -1,0 +1,83 @@
+"""How products of one row by quantised blocks share multiprocessors, on a device that only writes down launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation
+from tessera.engine.formats import KERNEL_FORMATS, WeightPart
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.quant import product, sm90_row
+from tests.bench import block_kernels
+from tests.cuda.test_launch_attention import Launch, check_params
+from tests.cuda.test_launch_sm90_matmul import Sm90Device
+
+MULTIPROCESSOR_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10
+FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.NO_INTEGERS)]
+PRODUCTS = 5  # of a layer
+
+
+class LayerDevice(Sm90Device):
+    def __init__(self) -> None:
+        super().__init__()
+        self.compiled: set[Instantiation] = set()
+
+    def compile(self, instantiations: Sequence[Instantiation]) -> None:
+        self.compiled.update(instantiations)
+
+
+def layer_launches(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """Of a layer of Llama 3 8B by TMA, then by copies: of q and k, v, attention, up and gate, down."""
+    device = LayerDevice()
+
+    def submit(_: CudaDevice, calls: Sequence[Any]) -> float:
+        device.launches.clear()
+        for call in calls:
+            call()
+        chains.append(device.launches[:PRODUCTS])
+        return 1.0
+
+    chains: list[list[Launch]] = []
+    monkeypatch.setattr(block_kernels, "measure", submit)
+    monkeypatch.setattr(block_kernels, "LAYERS", 1)
+    for make in ("lines_map", "words_map"):
+        monkeypatch.setattr(sm90_row, make, lambda *_: bytes(128))
+    monkeypatch.setattr(block_kernels, "random_part", lambda ops, *of_part: WeightPart.empty(*of_part[:-1], ops.device))
+    ops = CudaOps(cast(CudaDevice, device))
+    block_kernels.measure_layers(ops, cast(CudaDevice, device), KERNEL_FORMATS[name], bits=None)
+    launches = [*chains[PRODUCTS], *chains[-1]]
+    assert {(launch.spec, launch.template) for launch in launches} <= device.compiled
+    return launches
+
+
+def size_of(launch: Launch) -> int:
+    """Of a multiprocessor's shared memory, for a block."""
+    return launch.config.shared_bytes + RESERVED_BYTES
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_multiprocessor_gets_one_block_of_a_product(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of those behind attention do not fit one, and of products behind each other a block each does."""
+    launches = layer_launches(name, monkeypatch)
+    for launch in launches:
+        check_params(launch)
+    chain, copies = launches[:PRODUCTS], launches[PRODUCTS:]
+    assert {launch.spec for launch in chain} == {sm90_row.SM90_BLOCK_ROW}
+    assert {launch.spec for launch in copies} == {product.BLOCK_MATMUL}
+    assert [launch.config.grid[0] for launch in chain] == [132, 64, 132, 132, 132]
+    for launch in (chain[2], chain[4]):
+        assert 2 * size_of(launch) > MULTIPROCESSOR_BYTES
+    for one, other in ((2, 3), (3, 4), (4, 0), (0, 1)):
+        assert size_of(chain[one]) + size_of(chain[other]) <= MULTIPROCESSOR_BYTES
+
+
+def test_codes_of_few_bits_come_by_copies() -> None:
+    device = cast(CudaDevice, Sm90Device())
+    chosen = {name: sm90_row.is_chosen(device, KERNEL_FORMATS[name], 4096) for name in FORMATS}
+    assert chosen["Q6_K"]
+    assert not chosen["Q4_K"]
+    assert not chosen["Int4Group128"]
