@@ -1,5 +1,6 @@
 // The parts of products of few rows by experts' weights in MXFP4: elements made in registers by a few integer
-// instructions, weights streamed through each warp's own shared memory, and rows of x that stay in shared memory.
+// instructions, weights streamed through each warp's own shared memory, and rows of x that stay in shared
+// memory.
 #pragma once
 
 #include "block_formats.cuh"
@@ -215,7 +216,8 @@ class MxWeights {
     const int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      from_[half] = codes_ + first_of_row(half * HALF_ROWS + lane / 4) * CODE_WORDS + lane % 4 * MXFP4::LANE_WORDS;
+      from_[half] =
+          codes_ + first_of_row(half * HALF_ROWS + lane / 4) * CODE_WORDS + lane % 4 * MXFP4::LANE_WORDS;
     }
     headers_from_ = headers_ + first_of_row(lane % TILE_ROWS);
   }

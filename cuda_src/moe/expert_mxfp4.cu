@@ -12,7 +12,7 @@
 // Unit of work: a tile is 16 rows of an expert's weight (gated: 8 gates and their ups) and up to TOKENS of
 // its rows of x, which stay in shared memory for all of a block's tiles. A warp has a tile of its own, or
 // SLICES warps every SLICES-th step of one. The order of a row's sums depends on in_features and the variant
-// alone.
+// alone. `settled` as there: the first weights are then on their way before x is there.
 template <typename T, int TOKENS, int TEAMS, int SLICES, int AHEAD>
 __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLICES))
     expert_mxfp4_kernel(EXPERT_MXFP4_PARAMS(T)) {
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLIC
   const MxProblem problem(out_features, in_features, activation != EXPERT_NONE);
   const MxEpilogue epilogue = {problem, bias, out, activation};
   const int slice = SLICES == 1 ? 0 : warp_of_block();
+  if (!settled) wait_for_earlier_kernels();
   let_next_kernel_start();
-  wait_for_earlier_kernels();
   const ExpertTiles tiles(offsets, num_experts, ceil_div(problem.features, problem.tile_features()), TOKENS,
                           starts, first);
   const int a_block = tiles.count / static_cast<int>(gridDim.x);
@@ -34,11 +34,15 @@ __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLIC
   const int block = blockIdx.x;
   const int begin = block * a_block + min(block, one_more);
   const int end = begin + a_block + (block < one_more ? 1 : 0);
-  if (begin == end) return;
+  if (begin == end) {
+    if (settled) wait_for_earlier_kernels();
+    return;
+  }
 
   MxCursor<V> cursor(tiles, begin, end);
   MxRing<V>* const rings = reinterpret_cast<MxRing<V>*>(rows + problem.steps * (TOKENS * STEP_VECTORS));
   MxWeights<V> weights(cursor, problem, codes, headers, rings[warp_of_block()]);
+  if (settled) wait_for_earlier_kernels();
   int parity = 0;
 #pragma unroll 1
   for (; cursor.has_chunk(); cursor.next_chunk()) {

@@ -33,6 +33,7 @@ class ExpertMxfp4Params(NamedTuple):
     in_features: Int32
     top_k: Int32
     activation: Int32
+    settled: Int32
 
 
 EXPERT_MXFP4 = KernelSpec(
@@ -114,8 +115,10 @@ def choose_tile(num_pairs: int, num_experts: int, top_k: int) -> Mxfp4Tile:
     return TILES[1] if num_pairs > top_k * MOST_TOKENS_OF_FEW else FEWEST
 
 
-def launch(device: CudaDevice, operands: ExpertBlockOperands) -> bool:
-    """Submit the product with its activation; False, and nothing done, where the kernel cannot."""
+def launch(device: CudaDevice, operands: ExpertBlockOperands, *, settled: bool) -> bool:
+    """Submit the product with its activation; False, and nothing done, where the kernel cannot. `settled` as in
+    `decode.launch`.
+    """
     x, weight, routed, gathers, activation, out = operands
     (part,) = weight.parts
     num_experts, num_pairs, top_k = routed.offsets.size - 1, routed.pairs.size, routed.experts.shape[1]
@@ -146,6 +149,7 @@ def launch(device: CudaDevice, operands: ExpertBlockOperands) -> bool:
         in_features=in_features,
         top_k=top_k,
         activation=ACTIVATIONS[activation],
+        settled=settled,
     )
     blocks = min(most, tile.blocks(in_features, device.max_shared_bytes) * device.multiprocessors)
     config = LaunchConfig((blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes(in_features))
