@@ -1,5 +1,6 @@
 // The parts of products of few rows by experts' weights in MXFP4: elements made in registers by a few integer
-// instructions, weights streamed from memory to registers, and rows of x that stay in shared memory.
+// instructions, weights streamed through each warp's own shared memory, and rows of x that stay in shared
+// memory.
 #pragma once
 
 #include "block_formats.cuh"
@@ -20,7 +21,7 @@ constexpr int STEP_VECTORS = STEP / SEGMENT;  // of a row of x
 constexpr int CODE_WORDS = MXFP4::STEP_WORDS;
 
 // Constants of a variant. SLICES warps of a block share k of a tile; or TEAMS warps have a tile each.
-template <int MAX_TOKENS, int NUM_TEAMS, int NUM_SLICES>
+template <int MAX_TOKENS, int NUM_TEAMS, int NUM_SLICES, int STEPS_AHEAD>
 struct MxVariant {
   static constexpr int TOKENS = MAX_TOKENS;
   static constexpr int TEAMS = NUM_TEAMS;
@@ -30,7 +31,7 @@ struct MxVariant {
       16 / (TEAMS * SLICES);  // on a multiprocessor, of which each warp has 128 registers
   static constexpr int GROUPS = TOKENS / 8;
   static constexpr int CHAINS = GROUPS == 1 ? 2 : 1;  // independent sums that hide an mma's latency
-  static constexpr int AHEAD = SLICES == 1 ? 4 : 3;   // steps on their way to registers
+  static constexpr int AHEAD = STEPS_AHEAD;           // steps of a warp on their way to shared memory
   static_assert(TOKENS % 8 == 0, "an mma has 8 columns");
   static_assert(TEAMS == 1 || SLICES == 1, "all warps of a block meet where they add up a tile");
 };
@@ -131,81 +132,106 @@ struct MxProblem {
 
 // ---- weights ----------------------------------------------------------------------------------------------
 
-// Producer: a lane's codes and exponents of two rows, AHEAD steps before they are used. Steps of a tile are
-// taken in rounds of AHEAD, of which the last may be short.
+// A lane's codes and exponents of two rows, 32 elements of each.
+struct MxStep {
+  uint4 codes[2];
+  unsigned exponents[2];
+};
+
+// A warp's steps on their way: what each lane takes, and for each of 16 rows the word of its exponents.
+template <typename V>
+struct MxRing {
+  uint4 codes[V::AHEAD][2][WARP_SIZE];
+  unsigned headers[V::AHEAD][TILE_ROWS];
+};
+
+// Producer: copies weights AHEAD steps before they are used, past the ends of tiles. Not to registers: the
+// compiler has too few things to wait by to tell a step's loads from those of the steps behind it.
 template <typename V>
 class MxWeights {
-  static constexpr int ROUND_STEPS = V::AHEAD * V::SLICES;
-
  public:
-  uint4 codes[V::AHEAD][2];
-  unsigned exponents[V::AHEAD][2];
-
   __device__ __forceinline__ MxWeights(const MxCursor<V>& cursor, const MxProblem& problem,
-                                       const unsigned* codes, const unsigned* headers)
-      : cursor_(cursor), problem_(problem), codes_(codes), headers_(headers) {
+                                       const unsigned* codes, const unsigned* headers, MxRing<V>& ring)
+      : cursor_(cursor), problem_(problem), codes_(codes), headers_(headers), ring_(ring) {
     cursor_.find_tile();
     expert_ = cursor_.rows().expert;
     begin_tile();
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < V::AHEAD; ++i) load(i);
   }
 
-  // Go on to the round after the one that was loaded last.
-  __device__ __forceinline__ void next_round() {
-    step_ += ROUND_STEPS;
-    if (step_ - slice() < problem_.steps) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        from_[i] += ROUND_STEPS * CODE_WORDS;
-        exponents_from_[i] += ROUND_STEPS * 4;
-      }
-    } else {
-      if (cursor_.next_tile()) expert_ = cursor_.rows().expert;
-      begin_tile();
-    }
-  }
-
-  // Step i of the round.
-  __device__ __forceinline__ void load(int i) {
-    const bool valid = cursor_.has_tile() && step_ + i * V::SLICES < problem_.steps;
+  // The warp's next step, in whose place another is copied.
+  __device__ __forceinline__ MxStep next() {
+    copy_async_wait<V::AHEAD - 1>();
+    __syncwarp();  // a row's exponents were copied by one lane
+    const int lane = threadIdx.x % WARP_SIZE;
+    MxStep step;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (valid) {
-        codes[i][half] = load_stream_16(from_[half] + i * V::SLICES * CODE_WORDS);
-        exponents[i][half] = load_constant_byte(exponents_from_[half] + i * V::SLICES * 4);
-      }
+      step.codes[half] = ring_.codes[place_][half][lane];
+      step.exponents[half] =
+          reinterpret_cast<const unsigned char*>(ring_.headers[place_])[half * WARP_SIZE + lane];
     }
+    __syncwarp();
+    load(place_);
+    place_ = place_ + 1 == V::AHEAD ? 0 : place_ + 1;
+    return step;
   }
 
  private:
   static __device__ __forceinline__ int slice() { return V::SLICES == 1 ? 0 : warp_of_block(); }
 
+  // One group of copies, empty behind the last step.
+  __device__ __forceinline__ void load(int place) {
+    if (cursor_.has_tile() && slice() < problem_.steps) {
+      const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) copy_async_stream_16(&ring_.codes[place][half][lane], from_[half]);
+      if (lane < TILE_ROWS) copy_async<4>(shared_address(&ring_.headers[place][lane]), headers_from_, true);
+      step_ += V::SLICES;
+      if (step_ < problem_.steps) {
+        from_[0] += V::SLICES * CODE_WORDS;
+        from_[1] += V::SLICES * CODE_WORDS;
+        headers_from_ += V::SLICES;
+      } else {
+        if (cursor_.next_tile()) expert_ = cursor_.rows().expert;
+        begin_tile();
+      }
+    }
+    copy_async_commit();
+  }
+
+  // Row `row` of the tile's 16. Rows behind the last one are read as that one, and not stored.
+  __device__ __forceinline__ long long first_of_row(int row) const {
+    const bool second = row >= HALF_ROWS;
+    const int within = cursor_.column * problem_.tile_features() + (problem_.gated ? row % HALF_ROWS : row);
+    const long long of_weight = static_cast<long long>(expert_) * problem_.out_features +
+                                min(within, problem_.features - 1) +
+                                (problem_.gated && second ? problem_.features : 0);
+    return of_weight * problem_.steps + slice();
+  }
+
   __device__ __forceinline__ void begin_tile() {
     step_ = slice();
-    const int lane = threadIdx.x % 4;
+    const int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // Rows behind the last one are read as that one, and not stored.
-      const int within = cursor_.column * problem_.tile_features() + threadIdx.x % WARP_SIZE / 4 +
-                         (problem_.gated ? 0 : half * HALF_ROWS);
-      const long long row = static_cast<long long>(expert_) * problem_.out_features +
-                            min(within, problem_.features - 1) +
-                            (problem_.gated && half == 1 ? problem_.features : 0);
-      const long long first = row * problem_.steps + step_;
-      from_[half] = codes_ + first * CODE_WORDS + lane * MXFP4::LANE_WORDS;
-      exponents_from_[half] = reinterpret_cast<const unsigned char*>(headers_ + first) + lane;
+      from_[half] =
+          codes_ + first_of_row(half * HALF_ROWS + lane / 4) * CODE_WORDS + lane % 4 * MXFP4::LANE_WORDS;
     }
+    headers_from_ = headers_ + first_of_row(lane % TILE_ROWS);
   }
 
   MxCursor<V> cursor_;
   const MxProblem& problem_;
   const unsigned* const codes_;
   const unsigned* const headers_;
+  MxRing<V>& ring_;
+  int place_ = 0;  // of the ring: the oldest step's
   int expert_;
-  int step_;  // this warp's first of the round
+  int step_;  // to be copied next
   const unsigned* from_[2];
-  const unsigned char* exponents_from_[2];
+  const unsigned* headers_from_;
 };
 
 // ---- rows of x --------------------------------------------------------------------------------------------
@@ -265,18 +291,17 @@ class MxConsumer {
     for (int i = 0; i < V::CHAINS * V::GROUPS * 4; ++i) (&sums[0][0][0])[i] = 0.0f;
   }
 
-  // Step i of the round: the lane takes its 32 elements' vector `round ^ lane` at a time.
-  __device__ __forceinline__ void take_step(const MxWeights<V>& weights, int i) {
-    const unsigned factors[2] = {mx_factor(weights.exponents[i][0]), mx_factor(weights.exponents[i][1])};
-    const uint4 low_codes = weights.codes[i][0], high_codes = weights.codes[i][1];
+  // The lane takes its 32 elements' vector `round ^ lane` at a time.
+  __device__ __forceinline__ void take_step(const MxStep& step) {
+    const unsigned factors[2] = {mx_factor(step.exponents[0]), mx_factor(step.exponents[1])};
+    const uint4 low_codes = step.codes[0], high_codes = step.codes[1];
     const unsigned low_words[4] = {low_codes.x, low_codes.y, low_codes.z, low_codes.w};
     const unsigned high_words[4] = {high_codes.x, high_codes.y, high_codes.z, high_codes.w};
-    const uint4* const step_rows = rows_ + i * V::SLICES * (V::TOKENS * STEP_VECTORS);
 #pragma unroll
     for (int round = 0; round < 4; ++round) {
       const uint4 low = mx_elements(low_words[round], factors[0]);
       const uint4 high = mx_elements(high_words[round], factors[1]);
-      const uint4* const tokens = xor_vector(step_rows, round);
+      const uint4* const tokens = xor_vector(rows_, round);
 #pragma unroll
       for (int group = 0; group < V::GROUPS; ++group) {
         const uint4 y = tokens[group * 8 * STEP_VECTORS];
@@ -284,8 +309,8 @@ class MxConsumer {
         mma_m16n8k16<__nv_bfloat16>(sums[V::CHAINS - 1][group], {low.z, high.z, low.w, high.w}, {y.z, y.w});
       }
     }
+    rows_ += V::SLICES * (V::TOKENS * STEP_VECTORS);
   }
-  __device__ __forceinline__ void next_round() { rows_ += V::AHEAD * V::SLICES * (V::TOKENS * STEP_VECTORS); }
 
   // Of a group of 8 tokens.
   __device__ __forceinline__ float4 total(int group) const {

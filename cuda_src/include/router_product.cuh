@@ -14,11 +14,11 @@ struct RouterVariant {
   static constexpr int TOKENS = MAX_TOKENS;     // of a cluster
   static constexpr int UNITS = UNITS_A_BLOCK;   // of 8 experts
   static constexpr int HALVES = ROW_HALVES;     // that a warp has of a row: every WARPS-th
-  static constexpr int GROUPS = TOKENS / 8;     // of 8 tokens
   static constexpr int EXPERTS = UNITS * UNIT;  // of a block
   static constexpr int ALL_EXPERTS = EXPERTS * ROUTER_BLOCKS;
-  static constexpr int PIECES = GROUPS * UNITS * WARP_SIZE;  // pairs of sums of a warp
-  static_assert(TOKENS == 8 || TOKENS == 16, "an mma has 16 rows of x, of which 8 may be left out");
+  static constexpr int PIECES = UNITS * WARP_SIZE;  // pairs of sums of a warp
+  static_assert(TOKENS == 1 || TOKENS == 8, "an mma has 16 rows of x, of which 8 are left out");
+  static_assert(HALVES >= 8 && HALVES <= 16, "squares are added in a tree of eight");
   static_assert(PIECES <= THREADS, "a thread adds up one pair of sums");
 
   // First element that this lane has of a half.
@@ -27,75 +27,150 @@ struct RouterVariant {
   }
 };
 
+// x * inverse_rms * gain, rounded.
+template <typename T>
+__device__ __forceinline__ uint4 normalised_vector(const uint4& x, float inverse_rms, const uint4& gain) {
+  using Vector = Vec<T, SEGMENT>;
+  Vector values = reinterpret_cast<const Vector&>(x);
+#pragma unroll
+  for (int e = 0; e < SEGMENT; ++e) {
+    const float factor = to_float(reinterpret_cast<const Vector&>(gain)[e]);
+    values[e] = from_float<T>(to_float(values[e]) * inverse_rms * factor);
+  }
+  return reinterpret_cast<const uint4&>(values);
+}
+
+// 1 / sqrt(mean(x^2) + eps) of a row.
+template <typename V>
+__device__ __forceinline__ float inverse_rms_of(const float (&squares)[WARPS][V::TOKENS], int row,
+                                                int in_features, float eps) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; ++w) sum += squares[w][row];
+  return rsqrtf(sum / in_features + eps);
+}
+
 // This lane's part of a cluster's rows of x, in registers, and what the norm makes of them.
 template <typename V>
 struct RouterRows {
   using T = typename V::T;
-  using Vector = Vec<T, SEGMENT>;
-  uint4 parts[V::GROUPS][V::HALVES];
+  uint4 parts[V::HALVES];
 
   // Of the `count` rows at x, zeros beyond them.
   __device__ __forceinline__ void load(const T* x, int count, int in_features) {
+    const int row = row_of_lane();
 #pragma unroll
-    for (int g = 0; g < V::GROUPS; ++g) {
-      const int row = g * 8 + row_of_lane();
-#pragma unroll
-      for (int h = 0; h < V::HALVES; ++h) {
-        parts[g][h] = make_uint4(0, 0, 0, 0);
-        if (row < count && V::lane_k(h) < in_features) {
-          load_past_l1(parts[g][h], x + static_cast<long long>(row) * in_features + V::lane_k(h));
-        }
+    for (int h = 0; h < V::HALVES; ++h) {
+      parts[h] = make_uint4(0, 0, 0, 0);
+      if (row < count && V::lane_k(h) < in_features) {
+        load_past_l1(parts[h], x + static_cast<long long>(row) * in_features + V::lane_k(h));
       }
     }
   }
 
-  // This warp's sums of squares.
+  // This warp's sums of squares: of halves, then of eight and of four by pairs.
   __device__ __forceinline__ void share_squares(float (&squares)[WARPS][V::TOKENS]) const {
+    float sums[V::HALVES];
 #pragma unroll
-    for (int g = 0; g < V::GROUPS; ++g) {
-      float sum = 0.0f;
+    for (int h = 0; h < V::HALVES; ++h) sums[h] = add_squares<T>(0.0f, parts[h]);
 #pragma unroll
-      for (int h = 0; h < V::HALVES; ++h) sum = add_squares<T>(sum, parts[g][h]);
-      sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-      sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-      if (lane_of_thread() % 4 == 0) squares[warp_of_thread()][g * 8 + row_of_lane()] = sum;
+    for (int h = 8; h < V::HALVES; ++h) sums[h - 8] += sums[h];
+#pragma unroll
+    for (int distance = 1; distance < 8; distance *= 2) {
+#pragma unroll
+      for (int h = 0; h < 8; h += 2 * distance) sums[h] += sums[h + distance];
     }
+    sums[0] += __shfl_xor_sync(FULL_WARP, sums[0], 1);
+    sums[0] += __shfl_xor_sync(FULL_WARP, sums[0], 2);
+    if (lane_of_thread() % 4 == 0) squares[warp_of_thread()][row_of_lane()] = sums[0];
   }
 
-  // x / sqrt(mean(x^2) + eps) * norm, rounded. `gains`: this warp's vectors of the norm's weight.
+  // `gains`: this warp's vectors of the norm's weight.
   __device__ __forceinline__ void normalise(const float (&squares)[WARPS][V::TOKENS], const uint4* gains,
                                             int in_features, float eps) {
+    const float inverse_rms = inverse_rms_of<V>(squares, row_of_lane(), in_features, eps);
 #pragma unroll
-    for (int g = 0; g < V::GROUPS; ++g) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int w = 0; w < WARPS; ++w) sum += squares[w][g * 8 + row_of_lane()];
-      const float inverse_rms = rsqrtf(sum / in_features + eps);
-#pragma unroll
-      for (int h = 0; h < V::HALVES; ++h) {
-        const uint4 raw = gains[h * 4 + lane_of_thread() % 4];
-        const Vector gain = reinterpret_cast<const Vector&>(raw);
-        Vector values = reinterpret_cast<const Vector&>(parts[g][h]);
-#pragma unroll
-        for (int e = 0; e < SEGMENT; ++e) {
-          values[e] = from_float<T>(to_float(values[e]) * inverse_rms * to_float(gain[e]));
-        }
-        parts[g][h] = reinterpret_cast<const uint4&>(values);
-      }
+    for (int h = 0; h < V::HALVES; ++h) {
+      parts[h] = normalised_vector<T>(parts[h], inverse_rms, gains[h * 4 + lane_of_thread() % 4]);
     }
   }
 
   __device__ __forceinline__ void store(T* out, int count, int in_features) const {
+    const int row = row_of_lane();
 #pragma unroll
-    for (int g = 0; g < V::GROUPS; ++g) {
-      const int row = g * 8 + row_of_lane();
-#pragma unroll
-      for (int h = 0; h < V::HALVES; ++h) {
-        if (row < count && V::lane_k(h) < in_features) {
-          T* const to = out + static_cast<long long>(row) * in_features + V::lane_k(h);
-          *reinterpret_cast<uint4*>(to) = parts[g][h];
-        }
+    for (int h = 0; h < V::HALVES; ++h) {
+      if (row < count && V::lane_k(h) < in_features) {
+        T* const to = out + static_cast<long long>(row) * in_features + V::lane_k(h);
+        *reinterpret_cast<uint4*>(to) = parts[h];
       }
+    }
+  }
+};
+
+// A warp's part of one row, a lane every 32nd vector: the same sums as those of `RouterRows`, by an eighth of
+// the instructions.
+template <typename V>
+struct RouterRow {
+  using T = typename V::T;
+  static constexpr int VECTORS = V::HALVES * 4, PARTS = ceil_div(VECTORS, WARP_SIZE);
+  static_assert(PARTS <= 2, "eight halves, then those behind them");
+  uint4 parts[PARTS];
+
+  static __device__ __forceinline__ int vector(int part) { return part * WARP_SIZE + lane_of_thread(); }
+  static __device__ __forceinline__ int first_of(int part) {
+    return (vector(part) / 4 * WARPS + warp_of_thread()) * HALF_K + lane_of_thread() % 4 * SEGMENT;
+  }
+  static __device__ __forceinline__ bool has(int part, int in_features) {
+    return vector(part) < VECTORS && first_of(part) < in_features;
+  }
+
+  __device__ __forceinline__ void load(const T* x, int in_features) {
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      parts[p] = make_uint4(0, 0, 0, 0);
+      if (has(p, in_features)) load_past_l1(parts[p], x + first_of(p));
+    }
+  }
+
+  __device__ __forceinline__ void share_squares(float (&squares)[WARPS][V::TOKENS]) const {
+    float sum = add_squares<T>(0.0f, parts[0]);
+    if (PARTS > 1) sum += add_squares<T>(0.0f, parts[PARTS - 1]);
+#pragma unroll
+    for (int distance = 4; distance < WARP_SIZE; distance *= 2) {
+      sum += __shfl_xor_sync(FULL_WARP, sum, distance);
+    }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    if (lane_of_thread() == 0) squares[warp_of_thread()][0] = sum;
+  }
+
+  __device__ __forceinline__ void normalise(const float (&squares)[WARPS][V::TOKENS], const uint4* gains,
+                                            int in_features, float eps) {
+    const float inverse_rms = inverse_rms_of<V>(squares, 0, in_features, eps);
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      if (vector(p) < VECTORS) parts[p] = normalised_vector<T>(parts[p], inverse_rms, gains[vector(p)]);
+    }
+  }
+
+  __device__ __forceinline__ void store(T* out, int in_features) const {
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      if (has(p, in_features)) *reinterpret_cast<uint4*>(out + first_of(p)) = parts[p];
+    }
+  }
+
+  // As the tensor cores take them; by way of `shared`, of as many vectors as the warp has.
+  __device__ __forceinline__ void spread(uint4* shared, RouterRows<V>& rows) const {
+    __syncwarp();  // who has normalised has read its gains there
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      if (vector(p) < VECTORS) shared[vector(p)] = parts[p];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < V::HALVES; ++h) {
+      rows.parts[h] = row_of_lane() == 0 ? shared[h * 4 + lane_of_thread() % 4] : make_uint4(0, 0, 0, 0);
     }
   }
 };
@@ -123,27 +198,36 @@ struct RouterProduct {
     copy_async_commit();
   }
 
-  // partial [WARPS][UNITS][GROUPS][WARP_SIZE]: pairs of this warp's sums.
-  __device__ __forceinline__ void multiply(const RouterRows<V>& rows, float2* partial) const {
+  // What this lane gives of a unit and a half.
+  __device__ __forceinline__ const uint4& at(int unit, int half) const {
+    return weights[(unit * V::HALVES + half) * THREADS + threadIdx.x];
+  }
+  __device__ __forceinline__ void hold(uint4 (&held)[V::UNITS][V::HALVES]) const {
+#pragma unroll
+    for (int u = 0; u < V::UNITS; ++u) {
+#pragma unroll
+      for (int h = 0; h < V::HALVES; ++h) held[u][h] = at(u, h);
+    }
+  }
+
+  // partial [WARPS][UNITS][WARP_SIZE]: pairs of this warp's sums. `weight(u, h)`: as `at` has it.
+  template <typename Weight>
+  static __device__ __forceinline__ void multiply(Weight weight, const RouterRows<V>& rows, float2* partial) {
     float sums[V::UNITS][2][4] = {};  // two chains, which hide an mma's latency
 #pragma unroll
     for (int h = 0; h < V::HALVES; ++h) {
-      const uint4 low = rows.parts[0][h];
-      const uint4 high = V::GROUPS > 1 ? rows.parts[V::GROUPS - 1][h] : make_uint4(0, 0, 0, 0);
+      const uint4 x = rows.parts[h];
 #pragma unroll
       for (int u = 0; u < V::UNITS; ++u) {
-        const uint4 w = weights[(u * V::HALVES + h) * THREADS + threadIdx.x];
-        mma_m16n8k16<T>(sums[u][0], {low.x, high.x, low.y, high.y}, {w.x, w.y});
-        mma_m16n8k16<T>(sums[u][1], {low.z, high.z, low.w, high.w}, {w.z, w.w});
+        const uint4 w = weight(u, h);
+        mma_m16n8k16<T>(sums[u][0], {x.x, 0, x.y, 0}, {w.x, w.y});
+        mma_m16n8k16<T>(sums[u][1], {x.z, 0, x.w, 0}, {w.z, w.w});
       }
     }
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
-#pragma unroll
-      for (int g = 0; g < V::GROUPS; ++g) {
-        partial[warp_of_thread() * V::PIECES + (u * V::GROUPS + g) * WARP_SIZE + lane_of_thread()] =
-            make_float2(sums[u][0][g * 2] + sums[u][1][g * 2], sums[u][0][g * 2 + 1] + sums[u][1][g * 2 + 1]);
-      }
+      partial[warp_of_thread() * V::PIECES + u * WARP_SIZE + lane_of_thread()] =
+          make_float2(sums[u][0][0] + sums[u][1][0], sums[u][0][1] + sums[u][1][1]);
     }
   }
 
@@ -157,9 +241,9 @@ struct RouterProduct {
       sum.x += other.x;
       sum.y += other.y;
     }
-    const int unit = warp_of_thread() / V::GROUPS;
-    const int token = warp_of_thread() % V::GROUPS * 8 + row_of_lane();
-    const int expert = first + unit * UNIT + lane_of_thread() % 4 * 2;
+    const int token = row_of_lane();
+    const int expert = first + warp_of_thread() * UNIT + lane_of_thread() % 4 * 2;
+    if (token >= V::TOKENS) return;
     *reinterpret_cast<float2*>(logits + token * V::ALL_EXPERTS + expert) = sum;
   }
 };

@@ -8,16 +8,16 @@
 //   out: out [num_pairs, out_features, or half of it with an activation] bfloat16
 // Layout: x 16-byte aligned, in_features a multiple of 32. |x| < 2^87, blocks' exponents up to 2^41.
 // Grid: any number of blocks; they share the tiles evenly. Block: TEAMS * SLICES warps.
-// Shared memory: a chunk of TOKENS rows of x, whole steps of 128 elements.
+// Shared memory: a chunk of TOKENS rows of x, whole steps of 128 elements; each warp's ring of AHEAD steps.
 // Unit of work: a tile is 16 rows of an expert's weight (gated: 8 gates and their ups) and up to TOKENS of
 // its rows of x, which stay in shared memory for all of a block's tiles. A warp has a tile of its own, or
 // SLICES warps every SLICES-th step of one. The order of a row's sums depends on in_features and the variant
-// alone.
-template <typename T, int TOKENS, int TEAMS, int SLICES>
+// alone. `settled` as there: the first weights are then on their way before x is there.
+template <typename T, int TOKENS, int TEAMS, int SLICES, int AHEAD>
 __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLICES))
     expert_mxfp4_kernel(EXPERT_MXFP4_PARAMS(T)) {
   static_assert(is_same_type<T, __nv_bfloat16>, "magnitudes are placed in the bits of bfloat16");
-  using V = MxVariant<TOKENS, TEAMS, SLICES>;
+  using V = MxVariant<TOKENS, TEAMS, SLICES, AHEAD>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ int starts[MAX_EXPERTS + 1], first[MAX_EXPERTS + 1];
   __shared__ float4 partial[2][SLICES][V::GROUPS][SLICES == 1 ? 1 : WARP_SIZE];
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLIC
   const MxProblem problem(out_features, in_features, activation != EXPERT_NONE);
   const MxEpilogue epilogue = {problem, bias, out, activation};
   const int slice = SLICES == 1 ? 0 : warp_of_block();
+  if (!settled) wait_for_earlier_kernels();
   let_next_kernel_start();
-  wait_for_earlier_kernels();
   const ExpertTiles tiles(offsets, num_experts, ceil_div(problem.features, problem.tile_features()), TOKENS,
                           starts, first);
   const int a_block = tiles.count / static_cast<int>(gridDim.x);
@@ -34,10 +34,15 @@ __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLIC
   const int block = blockIdx.x;
   const int begin = block * a_block + min(block, one_more);
   const int end = begin + a_block + (block < one_more ? 1 : 0);
-  if (begin == end) return;
+  if (begin == end) {
+    if (settled) wait_for_earlier_kernels();
+    return;
+  }
 
   MxCursor<V> cursor(tiles, begin, end);
-  MxWeights<V> weights(cursor, problem, codes, headers);
+  MxRing<V>* const rings = reinterpret_cast<MxRing<V>*>(rows + problem.steps * (TOKENS * STEP_VECTORS));
+  MxWeights<V> weights(cursor, problem, codes, headers, rings[warp_of_block()]);
+  if (settled) wait_for_earlier_kernels();
   int parity = 0;
 #pragma unroll 1
   for (; cursor.has_chunk(); cursor.next_chunk()) {
@@ -50,15 +55,7 @@ __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLIC
       tile.column = cursor.column;
       MxConsumer<V> consumer(rows + slice * (TOKENS * STEP_VECTORS));
 #pragma unroll 1
-      for (int step = slice; step - slice < problem.steps; step += V::AHEAD * SLICES) {
-        weights.next_round();
-#pragma unroll
-        for (int i = 0; i < V::AHEAD; ++i) {
-          if (step + i * SLICES < problem.steps) consumer.take_step(weights, i);
-          weights.load(i);
-        }
-        consumer.next_round();
-      }
+      for (int step = slice; step < problem.steps; step += SLICES) consumer.take_step(weights.next());
       if constexpr (SLICES == 1) {
 #pragma unroll
         for (int group = 0; group < V::GROUPS; ++group) epilogue.store(tile, group, consumer.total(group));
@@ -68,10 +65,11 @@ __global__ void __launch_bounds__(TEAMS * SLICES * WARP_SIZE, 16 / (TEAMS * SLIC
         for (int group = 0; group < V::GROUPS; ++group) {
           partial[parity][slice][group][lane] = consumer.total(group);
         }
-        // The sums of two tiles take turns: who writes over these has met all warps once more.
+        // The sums of two tiles take turns: who writes over these has met all warps once more. The last warp
+        // adds up, which has the fewest steps.
         __syncthreads();
 #pragma unroll 1
-        for (int group = slice; group < V::GROUPS; group += SLICES) {
+        for (int group = SLICES - 1 - slice; group < V::GROUPS; group += SLICES) {
           float4 sum = partial[parity][0][group][lane];
 #pragma unroll
           for (int other = 1; other < SLICES; ++other) {

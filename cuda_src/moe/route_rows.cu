@@ -2,10 +2,6 @@
 
 #include "router_product.cuh"
 
-// Registers for blocks of the kernels around it beside its own, so that each starts early.
-template <int TOKENS, int HALVES>
-constexpr int MIN_BLOCKS = TOKENS > 8 && HALVES > 8 ? 1 : 2;
-
 // experts[t, i] and weights[t, i] = the choice for token t, as `route_kernel` makes it, by logits[t, e] = sum
 // over k of y[t, k] * weight[e, k], + bias[e]. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm,
 // rounded to T, which is stored as `normed`. Where the grid is one cluster, offsets, pairs and places are
@@ -19,10 +15,10 @@ constexpr int MIN_BLOCKS = TOKENS > 8 && HALVES > 8 ? 1 : 2;
 // Grid: clusters of ROUTER_BLOCKS blocks, one for TOKENS tokens. Block: 256 threads.
 // Shared memory: `RouterTile.shared_bytes` in engine/ops/cuda/moe/router.py.
 // Unit of work: a block's share of the experts for all tokens of its cluster; the weights are on their way
-// before the kernels in front have ended. Its warps share k, and their sums are added in order, so a logit
-// depends on its row alone. The first block then chooses, a warp a token.
+// before the kernels in front have ended, those by one token in registers. Its warps share k, and their sums
+// are added in order, so a logit depends on its row alone. The first block then chooses, a warp a token.
 template <typename T, int TOKENS, int UNITS, int HALVES>
-__cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, HALVES>)
+__cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS, 2)
     route_rows_kernel(ROUTE_ROWS_PARAMS(T)) {
   using V = RouterVariant<T, TOKENS, UNITS, HALVES>;
   using Blocks = Cluster<ROUTER_BLOCKS>;
@@ -52,20 +48,38 @@ __cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__ void __launch_bounds__(THREADS,
   }
   copy_async_commit();
   let_next_kernel_start();
-  wait_for_earlier_kernels();
 
   const long long first_element = static_cast<long long>(first_token) * in_features;
+  // Each block has all rows: together they store each warp's part once.
+  const bool stores = norm != nullptr && warp % ROUTER_BLOCKS == rank;
   RouterRows<V> rows;
-  rows.load(x + first_element, count, in_features);
-  copy_async_wait<0>();
-  if (norm != nullptr) {
-    rows.share_squares(sums_of_squares);
-    __syncthreads();
-    rows.normalise(sums_of_squares, gains, in_features, eps);
-    // Each block has all rows: together they store each warp's part once.
-    if (warp % ROUTER_BLOCKS == rank) rows.store(normed + first_element, count, in_features);
+  if constexpr (TOKENS == 1) {
+    uint4 held[UNITS][HALVES];
+    copy_async_wait<0>();
+    product.hold(held);
+    wait_for_earlier_kernels();
+    RouterRow<V> row;
+    row.load(x + first_element, in_features);
+    if (norm != nullptr) {
+      row.share_squares(sums_of_squares);
+      __syncthreads();
+      row.normalise(sums_of_squares, gains, in_features, eps);
+      if (stores) row.store(normed + first_element, in_features);
+    }
+    row.spread(gains, rows);
+    product.multiply([&](int u, int h) { return held[u][h]; }, rows, partial);
+  } else {
+    wait_for_earlier_kernels();
+    rows.load(x + first_element, count, in_features);
+    copy_async_wait<0>();
+    if (norm != nullptr) {
+      rows.share_squares(sums_of_squares);
+      __syncthreads();
+      rows.normalise(sums_of_squares, gains, in_features, eps);
+      if (stores) rows.store(normed + first_element, count, in_features);
+    }
+    product.multiply([&](int u, int h) { return product.at(u, h); }, rows, partial);
   }
-  product.multiply(rows, partial);
   __syncthreads();
   Blocks::wait();
   product.add_up(partial, Blocks::at(logits, 0));

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.engine.ops.cuda.linear.decode import Limits
-from tessera.engine.ops.cuda.moe import decode, router
+from tessera.engine.ops.cuda.moe import decode, mxfp4, router
 
 H200_BYTES, SMALL_BYTES = 227 << 10, 99 << 10  # of shared memory that a block may have
 H200 = Limits(132, H200_BYTES)
@@ -46,8 +46,8 @@ def test_small_devices_have_shorter_rings_and_many_rows_other_kernels() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "in_features", "expected"),
     [
-        (1, 128, 2048, router.RouterTile(8, 2, 8)),
-        (16, 128, 2048, router.RouterTile(16, 2, 8)),
+        (1, 128, 2048, router.RouterTile(1, 2, 8)),
+        (16, 128, 2048, router.RouterTile(8, 2, 8)),
         (17, 64, 2048, router.RouterTile(8, 1, 8)),
         (8, 32, 2880, router.RouterTile(8, 1, 12)),
         (1, 129, 2048, None),
@@ -57,3 +57,12 @@ def test_small_devices_have_shorter_rings_and_many_rows_other_kernels() -> None:
 )
 def test_routers(num_tokens: int, num_experts: int, in_features: int, expected: router.RouterTile | None) -> None:
     assert router.choose_tile(num_tokens, num_experts, in_features, H200_BYTES) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "tokens", "blocks"), [(1, 8, 2), (8, 8, 2), (16, 16, 1), (64, 16, 1), (128, 32, 1)]
+)
+def test_experts_in_mxfp4_of_gpt_oss(num_tokens: int, tokens: int, blocks: int) -> None:
+    """Rows of x and rings leave as many blocks a multiprocessor as their warps."""
+    tile = mxfp4.choose_tile(num_tokens * 4, 32, 4)
+    assert (tile.tokens, tile.blocks(2880, H200_BYTES)) == (tokens, blocks)

@@ -174,6 +174,9 @@ inline void ptx_createpolicy_fractional_L2__evict_unchanged_b64(unsigned long lo
 inline void ptx_cp_async_cg_shared_global_L2__128B(std::uint32_t to, const void* from, int size, int bytes) {
   emulated::start_copy(to, from, size, bytes);
 }
+inline void ptx_cp_async_cg_shared_global_L2__256B(std::uint32_t to, const void* from, int size, int bytes) {
+  ptx_cp_async_cg_shared_global_L2__128B(to, from, size, bytes);
+}
 inline void ptx_cp_async_cg_shared_global_L2__cache_hint_L2__128B(std::uint32_t to, const void* from,
                                                                   int size, int bytes,
                                                                   unsigned long long policy) {

@@ -18,6 +18,14 @@ __device__ __forceinline__ void copy_async_16(void* shared, const void* global, 
   copy_async_16(shared_address(shared), global, valid);
 }
 
+// The same of one of many streams that go on where this ends: 256 bytes come to L2 at a time, so that
+// memory's pages are not opened again for each of them.
+__device__ __forceinline__ void copy_async_stream_16(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(16)
+               : "memory");
+}
+
 // How copies treat L2. What is read once leaves it first, so that what every kernel comes back to,
 // activations, tables and instructions, stays.
 __device__ __forceinline__ unsigned long long evict_first_policy() {
@@ -75,22 +83,6 @@ __device__ __forceinline__ uint4 load_once_16(const void* global) {
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(global));
-  return v;
-}
-
-// The same of one of many streams that go on where this ends: 256 bytes come to L2 at a time, so that
-// memory's pages are not opened again for each of them.
-__device__ __forceinline__ uint4 load_stream_16(const void* global) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(global));
-  return v;
-}
-// A byte of such memory, whose neighbours are wanted soon.
-__device__ __forceinline__ unsigned load_constant_byte(const void* global) {
-  unsigned v;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(global));
   return v;
 }
 

@@ -33,12 +33,13 @@ class ExpertMxfp4Params(NamedTuple):
     in_features: Int32
     top_k: Int32
     activation: Int32
+    settled: Int32
 
 
 EXPERT_MXFP4 = KernelSpec(
     file="moe/expert_mxfp4.cu",
     name="expert_mxfp4_kernel",
-    template=("T", "TOKENS", "TEAMS", "SLICES"),
+    template=("T", "TOKENS", "TEAMS", "SLICES", "AHEAD"),
     params=ExpertMxfp4Params,
     overlaps=True,
     on_demand=True,
@@ -48,6 +49,7 @@ declare_header("expert_mxfp4", __name__, params=(ExpertMxfp4Params,))
 
 FORMAT = KERNEL_FORMATS["MXFP4"]
 TILE_ROWS = 16  # of a weight
+STEP_BYTES = TILE_ROWS * (STEP // 2 + 4)  # of a tile: codes, and a word of exponents for each row
 STATIC_BYTES = 5632  # of a block's shared memory, at most, with what the driver reserves, but for sums
 SUM_BYTES = 16  # of a lane, of 8 rows of x
 WARPS = 16  # on a multiprocessor, of which each has 128 registers
@@ -56,23 +58,27 @@ MOST_TILES = 1 << 20  # that the kernel's quotients are exact for
 
 @dataclass(frozen=True)
 class Mxfp4Tile:
-    """A variant of the kernel: the most rows of x, warps with a tile each, or warps that share k of one."""
+    """A variant of the kernel: the most rows of x, warps with a tile each, or warps that share k of one, and steps of a
+    warp on their way.
+    """
 
     tokens: int
     teams: int
     slices: int
+    ahead: int
 
     @property
     def template(self) -> tuple[str, ...]:
-        return (C_TYPE_NAMES[bfloat16], str(self.tokens), str(self.teams), str(self.slices))
+        return (C_TYPE_NAMES[bfloat16], str(self.tokens), str(self.teams), str(self.slices), str(self.ahead))
 
     @property
     def threads(self) -> int:
         return self.teams * self.slices * WARP_SIZE
 
     def shared_bytes(self, in_features: int) -> int:
-        """Dynamic shared memory of a block: rows of x, whole steps."""
-        return ceil_div(in_features, STEP) * STEP * self.tokens * HALF_BYTES
+        """Dynamic shared memory of a block: rows of x, whole steps; and each warp's ring."""
+        rows = ceil_div(in_features, STEP) * STEP * self.tokens * HALF_BYTES
+        return rows + self.teams * self.slices * self.ahead * STEP_BYTES
 
     def blocks(self, in_features: int, shared_limit: int) -> int:
         """That a multiprocessor has room for."""
@@ -81,11 +87,11 @@ class Mxfp4Tile:
         return min(WARPS // (self.teams * self.slices), shared_limit // of_block)
 
 
-# Up to as many rows of an expert on average, that of the most rows first; those behind it have room for longer rows.
-FEWEST, FEW = Mxfp4Tile(8, 1, 8), Mxfp4Tile(8, 1, 4)
-TILES = (Mxfp4Tile(32, 16, 1), Mxfp4Tile(16, 16, 1), FEW, FEWEST)
+# That of the most rows first; those behind it have room for longer rows. With three steps ahead a multiprocessor has
+# 50 KB on their way, half more than memory's latency takes; beside 32 rows of 2880 elements there is room for two.
+FEWEST, FEW = Mxfp4Tile(8, 1, 8, 4), Mxfp4Tile(8, 1, 4, 4)
+TILES = (Mxfp4Tile(32, 16, 1, 2), Mxfp4Tile(16, 16, 1, 3), FEWEST, FEW)
 MOST_TOKENS_OF_FEW = 8  # of a step, whatever experts they choose
-MOST_TILES_OF_FEWEST = 8  # on average of a multiprocessor: fewer are shared by more warps
 ROWS_OF_WIDEST = 8  # of an expert on average, from which on tiles are of 32 rows
 MOST_ROWS = 256  # of an expert on average; more are multiplied by dequantised weights
 
@@ -102,18 +108,17 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [kernel for dtype in dtypes for kernel in kernels_of(FORMAT, dtype)]
 
 
-def choose_tile(num_pairs: int, num_experts: int, top_k: int, tiles_of_expert: int, multiprocessors: int) -> Mxfp4Tile:
-    """By the rows that experts have; a step of few tokens has few tiles."""
+def choose_tile(num_pairs: int, num_experts: int, top_k: int) -> Mxfp4Tile:
+    """By the rows that experts have; a step of few tokens has few tiles, each for the warps of a block."""
     if num_pairs > num_experts * ROWS_OF_WIDEST:
         return TILES[0]
-    if num_pairs > top_k * MOST_TOKENS_OF_FEW:
-        return TILES[1]
-    tiles = min(num_pairs, num_experts) * tiles_of_expert
-    return FEWEST if tiles <= MOST_TILES_OF_FEWEST * multiprocessors else FEW
+    return TILES[1] if num_pairs > top_k * MOST_TOKENS_OF_FEW else FEWEST
 
 
-def launch(device: CudaDevice, operands: ExpertBlockOperands) -> bool:
-    """Submit the product with its activation; False, and nothing done, where the kernel cannot."""
+def launch(device: CudaDevice, operands: ExpertBlockOperands, *, settled: bool) -> bool:
+    """Submit the product with its activation; False, and nothing done, where the kernel cannot. `settled` as in
+    `decode.launch`.
+    """
     x, weight, routed, gathers, activation, out = operands
     (part,) = weight.parts
     num_experts, num_pairs, top_k = routed.offsets.size - 1, routed.pairs.size, routed.experts.shape[1]
@@ -123,7 +128,7 @@ def launch(device: CudaDevice, operands: ExpertBlockOperands) -> bool:
     if in_features % IN_FEATURES_MULTIPLE or not aligned(16, x):
         return False
     tiles_of_expert = ceil_div(features, TILE_ROWS if activation is None else TILE_ROWS // 2)
-    chosen = choose_tile(num_pairs, num_experts, top_k, tiles_of_expert, device.multiprocessors)
+    chosen = choose_tile(num_pairs, num_experts, top_k)
     fitting = (tile for tile in TILES[TILES.index(chosen) :] if tile.blocks(in_features, device.max_shared_bytes))
     tile = next(fitting, None)
     if tile is None:
@@ -144,6 +149,7 @@ def launch(device: CudaDevice, operands: ExpertBlockOperands) -> bool:
         in_features=in_features,
         top_k=top_k,
         activation=ACTIVATIONS[activation],
+        settled=settled,
     )
     blocks = min(most, tile.blocks(in_features, device.max_shared_bytes) * device.multiprocessors)
     config = LaunchConfig((blocks, 1, 1), (tile.threads, 1, 1), tile.shared_bytes(in_features))

@@ -138,9 +138,12 @@ class MoEOps(DequantizeOps):
         """The product by a weight as it is stored; False where it is dense, or better dequantised."""
         if operands.weight.dense is not None:
             return False
-        if self._few(operands.routed, mxfp4.MOST_ROWS) and mxfp4.launch(self.device, operands):
+        routed = operands.routed
+        settled = not operands.gathers and self._settled is routed
+        if self._few(routed, mxfp4.MOST_ROWS) and mxfp4.launch(self.device, operands, settled=settled):
+            self._settled = routed
             return True
-        return self._few(operands.routed, FEW_ROWS_OF_BLOCKS) and blocks.launch(self.device, operands)
+        return self._few(routed, FEW_ROWS_OF_BLOCKS) and blocks.launch(self.device, operands)
 
     def _dense(self, operands: ExpertOperands, weight: LinearWeight) -> Iterator[ExpertOperands]:
         """The product by a dense weight, or several, each by some experts' weights, dequantised."""

@@ -92,15 +92,15 @@ class RouterTile:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         weights = self.units * self.halves * THREADS * SEGMENT_BYTES
-        return weights + self.most_features * HALF_BYTES + WARPS * self.tokens // 8 * self.units * WARP_SIZE * 8
+        return weights + self.most_features * HALF_BYTES + WARPS * self.units * WARP_SIZE * 8
 
 
-TOKENS = (8, 16)
+TOKENS = (1, 8)
 TILES = tuple(RouterTile(tokens, units, halves) for tokens in TOKENS for units in (1, 2) for halves in (8, 12))
 
 
 def tiles_of(num_experts: int, in_features: int) -> list[RouterTile]:
-    """The variants for routers of these weights: one for 8 and one for 16 tokens, or none."""
+    """The variants for routers of these weights: one for a token and one for 8, or none."""
     able = [tile for tile in TILES if num_experts <= tile.most_experts and in_features <= tile.most_features]
     return [next(tile for tile in able if tile.tokens == tokens) for tokens in TOKENS] if able else []
 
@@ -118,10 +118,10 @@ def router_kernels(num_experts: int, in_features: int, dtype: str) -> list[Insta
 
 
 def choose_tile(num_tokens: int, num_experts: int, in_features: int, shared_limit: int) -> RouterTile | None:
-    """16 tokens a cluster where that makes it one, which orders the pairs too; else 8. None where none fits."""
+    """None where none fits. One cluster orders the pairs too."""
     if num_tokens > MOST_TOKENS:
         return None
-    tokens = 16 if 8 < num_tokens <= 16 else 8
+    tokens = 1 if num_tokens == 1 else 8
     tiles = tiles_of(num_experts, in_features)
     return next((t for t in tiles if t.tokens == tokens and t.shared_bytes + STATIC_BYTES <= shared_limit), None)
 
