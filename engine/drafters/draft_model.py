@@ -16,7 +16,7 @@ import msgspec
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import DraftInfo
 from tessera.engine.core.step_batch import StepBatch, TokenMask
-from tessera.engine.drafters.chain import DraftChains
+from tessera.engine.drafters.chain import MAX_STEPS, DraftChains
 from tessera.engine.models.buffers import buffer_bytes
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.weights.build import num_weight_bytes
@@ -148,9 +148,13 @@ class DraftModel(ModelRunner):
         return self._inputs(shape, 1, self.max_model_len, upload, first)
 
     def _compute(self, inputs: StepInputs, number: int, filtered: bool) -> None:
-        """A step of the draft: its token of this number."""
-        logits = self._forward(inputs)
-        self._keep(self._choose_tokens(logits, inputs, filtered=filtered), inputs, number)
+        """The draft's token of this number, which reads the one before where that is kept."""
+        inputs.sampled = self._drafts[number - 1]
+        chosen = self._choose_tokens(self._forward(inputs), inputs, filtered=filtered)
+        if number < MAX_STEPS:
+            self._scatter(chosen, inputs, self._drafts[number])
+        else:  # what follows is no part of the chain
+            self._keep(chosen, inputs, number)
 
     def _capture_choices(self, device: Any, step: StepGraph) -> None:
         shape = step.inputs.shape
@@ -176,8 +180,12 @@ class DraftModel(ModelRunner):
 
     def _keep(self, chosen: Tensor, inputs: StepInputs, number: int) -> None:
         """Tokens [S] are those of this number of the drafts of the sampled slots, and the newest there."""
-        for newest in (self._newest, self._drafts[number]):
-            self.ops.scatter(newest.view(self._newest.size, 1), inputs.slots, None, chosen)
+        for tokens in (self._newest, self._drafts[number]):
+            self._scatter(chosen, inputs, tokens)
+
+    def _scatter(self, chosen: Tensor, inputs: StepInputs, tokens: Tensor) -> None:
+        """Tokens [S] into those of all slots."""
+        self.ops.scatter(tokens.view(tokens.size, 1), inputs.slots, None, chosen)
 
     def _choose(self, running: RunningStep) -> Tensor:
         """[S] int32, a token of each row of the step's logits."""

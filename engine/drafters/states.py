@@ -81,6 +81,9 @@ class StateDrafter(DraftModel):
         self.kv_cache = KVCache(self._own, num_kv_blocks, self.block_size, self._kv_format, self.device)
         shape = (2, num_kv_blocks, self._num_halves, self.block_size, self._spec.head_dim)
         self._features = empty(shape, self._dtype, self.device)
+        keys = np.arange(self._num_halves, dtype=np.int32) * np.int32(self.block_size)
+        num_keys = num_kv_blocks * self._num_halves * self.block_size
+        self._rows_of_slot = np.concatenate([keys, keys + np.int32(num_keys)])
         self.kv_cache_bytes = self.kv_cache.nbytes + self._features.nbytes
 
     @abstractmethod
@@ -113,13 +116,11 @@ class StateDrafter(DraftModel):
 
     def _rows_of(self, slots: Places) -> Places:
         """The rows of `_features`, seen as rows of a head, of the features in these slots; -1 of slots below 0."""
-        blocks, offsets = np.divmod(slots, self.block_size)
-        heads = np.arange(self._num_halves, dtype=np.int32)
-        keys = (blocks[:, None] * self._num_halves + heads) * self.block_size + offsets[:, None]
-        values = keys + self.num_kv_blocks * self._num_halves * self.block_size
-        rows = np.concatenate([keys, values], axis=1)
-        rows[slots < 0] = -1
-        return rows.ravel().astype(np.int32)
+        firsts = slots + slots // self.block_size * np.int32((self._num_halves - 1) * self.block_size)
+        rows: Places = firsts[:, None] + self._rows_of_slot
+        if slots.min(initial=0) < 0:
+            rows[slots < 0] = -1
+        return rows.ravel()
 
     def _read_inputs(self, inputs: StepInputs, out: Tensor) -> tuple[Tensor, Tensor]:
         """The features of the step's tokens in `out` [T, H], and the tokens' embeddings [T, H]."""
@@ -128,7 +129,9 @@ class StateDrafter(DraftModel):
         table = self._features.view(self._features.size // head_dim, head_dim)
         ops.embedding(rows, table, out=out.view(rows.size, head_dim))
         embedded = self._embedded[:num_tokens]
-        return out, ops.lookup(inputs.input_ids, self._weights.embedding, sampled=self._newest, out=embedded)
+        return out, ops.lookup(
+            inputs.input_ids, self._weights.embedding, sampled=inputs.sampled or self._newest, out=embedded
+        )
 
     def _chosen_rows(self, stream: Tensor, inputs: StepInputs) -> Tensor:
         """Those of stream [T, H] that logits are made of."""

@@ -401,7 +401,7 @@ class ModelRunner:
             inputs.attention,
             None if shape.is_decode else inputs.logits_indices,
             self._buffers,
-            sampled=self._chosen_ids,
+            sampled=inputs.sampled or self._chosen_ids,
             last=None if samples_all or every_token else inputs.last_attention,
             adapters=self._step_adapters(inputs) if adapted else None,
         )

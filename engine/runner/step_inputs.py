@@ -78,6 +78,7 @@ class StepInputs:
         last_attention: attention metadata of the sampled tokens alone, a row of one query each, with stored keys.
         adapters: of the tokens, and of the sampled ones; None where the model has no slots for them.
         updates: the rows, columns and blocks [R] of as many of the batch's table updates; None: it never has any.
+        sampled: of a graph that reads other tokens than those sampled last, in their form; else None.
         more: int32 tensors by name, of what a kind of runner needs beside a batch.
         nbytes: of all arrays.
     """
@@ -139,6 +140,7 @@ class StepInputs:
             rows = AdapterRows(tensors["", "token_adapters"], adapter_groups[0])
             chosen = rows if shape.is_decode else AdapterRows(tensors["", "chosen_adapters"], adapter_groups[1])
             self.adapters = StepAdapters(rows, chosen)
+        self.sampled: Tensor | None = None
         self.more = {name: tensors["more", name] for name in more}
         self.updates: tuple[Tensor, Tensor, Tensor] | None = (
             tensors["table_updates", "rows"],
