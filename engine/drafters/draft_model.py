@@ -1,28 +1,32 @@
 """A second, smaller model of the same vocabulary, which decodes drafts by an ordinary runner of its own.
 
 A draft of k tokens is k of its steps, one after the other on the device: each reads the token that the one before has
-sampled there. They are sampled with the parameters and random numbers that the served model will use, so a draft token
-is the one that is chosen wherever both models would choose alike.
+sampled there, so those behind the first are submitted together (see `chain`). They are sampled with the parameters and
+random numbers that the served model will use, so a draft token is the one that is chosen wherever both models would
+choose alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import DraftInfo
 from tessera.engine.core.step_batch import StepBatch, TokenMask
+from tessera.engine.drafters.chain import MAX_STEPS, DraftChains
 from tessera.engine.models.buffers import buffer_bytes
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.weights.build import num_weight_bytes
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.interface import Ops
 from tessera.engine.runner.cuda_graphs import StepGraph
 from tessera.engine.runner.draft_runner import IN_FLIGHT, DraftDownload
 from tessera.engine.runner.model_runner import ModelRunner, Progress, RunningStep
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
+from tessera.engine.runner.upload import StepUpload
 from tessera.engine.speculation.draft_keys import DraftLimits
 from tessera.engine.tensor import CpuDevice, Device, Tensor, empty, int32
 
@@ -34,6 +38,8 @@ class DraftModel(ModelRunner):
 
     Its KV blocks are numbered as those of the served model, whose block tables it reads.
     """
+
+    filters: ClassVar[Sequence[bool]] = (False, True)  # whether tokens of its steps may be excluded: which of both
 
     def __init__(self, config: EngineConfig, model: ModelConfig, device: Device, ops: Ops) -> None:
         """`config`: the served model's, whose dtype is settled and which has a draft model."""
@@ -75,6 +81,7 @@ class DraftModel(ModelRunner):
         self._block_tables = served.block_tables
         self._drafts = served.drafts
         self._choices: dict[tuple[StepShape, int, bool], Any] = {}  # graphs, by shape, number and whether filtered
+        self._chains = DraftChains(SHORT_CONTEXT, self.max_model_len)
         self._number = 0  # of the draft token that is computed next
         self._chosen = empty((self.config.max_num_seqs,), int32, self.device)
         self._downloads = [DraftDownload(self.device, self._drafts) for _ in range(IN_FLIGHT)]
@@ -103,14 +110,23 @@ class DraftModel(ModelRunner):
         )
 
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
-        for number, step in enumerate(steps):
-            self._number = number
-            self._prepare(step, steps[number + 1 :])
-            self.start(step)
+        self._start_step(steps, 0)
+        for number in range(1 + self._chains.launch(steps[1:], self._prepared), len(steps)):
+            self._start_step(steps, number)
         self._downloads.append(self._downloads.pop(0))
         download = self._downloads[-1]
         download.start()
         return download
+
+    def _start_step(self, steps: Sequence[StepBatch], number: int) -> None:
+        self._number = number
+        self._prepare(steps[number], steps[number + 1 :])
+        self.start(steps[number])
+
+    def _prepared(self, step: StepBatch, later: Sequence[StepBatch]) -> object:
+        """Its further arrays."""
+        self._prepare(step, later)
+        return self._more_of(step)
 
     def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
         """Before a step is submitted that `later` ones follow."""
@@ -120,13 +136,32 @@ class DraftModel(ModelRunner):
         super().capture()
         for step in self._graphs.recorded:
             self._capture_choices(self.device, step)
+        shapes = [step.inputs.shape for step in self._graphs.recorded]
+        self.capture_chains(self.device, [shape.num_seqs for shape in shapes if shape.is_decode])
+
+    def capture_chains(self, device: Any, sizes: Sequence[int]) -> None:
+        """Graphs of the steps behind the first, for these numbers of sequences."""
+        num_steps = self._drafts.shape[0] - 1
+        self._chains.capture(device, sizes, num_steps, self._chain_inputs, self._compute, filters=self.filters)
+
+    def _chain_inputs(self, shape: StepShape, upload: StepUpload | None = None, first: int = 0) -> StepInputs:
+        return self._inputs(shape, 1, self.max_model_len, upload, first)
+
+    def _compute(self, inputs: StepInputs, number: int, filtered: bool) -> None:
+        """The draft's token of this number, which reads the one before where that is kept."""
+        inputs.sampled = self._drafts[number - 1]
+        chosen = self._choose_tokens(self._forward(inputs), inputs, filtered=filtered)
+        if number < MAX_STEPS:
+            self._scatter(chosen, inputs, self._drafts[number])
+        else:  # what follows is no part of the chain
+            self._keep(chosen, inputs, number)
 
     def _capture_choices(self, device: Any, step: StepGraph) -> None:
         shape = step.inputs.shape
         if shape.num_sampled > MAX_CAPTURED_ROWS or shape.num_tokens > MAX_CAPTURED_TOKENS:
             return
         for number in range(self._drafts.shape[0] if shape.is_decode else 1):  # a first step may read several tokens
-            for filtered in (False, True):
+            for filtered in self.filters:
                 with device.capture() as finish:
                     chosen = self._choose_tokens(step.logits, step.inputs, filtered=filtered)
                     self._keep(chosen, step.inputs, number)
@@ -145,8 +180,12 @@ class DraftModel(ModelRunner):
 
     def _keep(self, chosen: Tensor, inputs: StepInputs, number: int) -> None:
         """Tokens [S] are those of this number of the drafts of the sampled slots, and the newest there."""
-        for newest in (self._newest, self._drafts[number]):
-            self.ops.scatter(newest.view(self._newest.size, 1), inputs.slots, None, chosen)
+        for tokens in (self._newest, self._drafts[number]):
+            self._scatter(chosen, inputs, tokens)
+
+    def _scatter(self, chosen: Tensor, inputs: StepInputs, tokens: Tensor) -> None:
+        """Tokens [S] into those of all slots."""
+        self.ops.scatter(tokens.view(tokens.size, 1), inputs.slots, None, chosen)
 
     def _choose(self, running: RunningStep) -> Tensor:
         """[S] int32, a token of each row of the step's logits."""

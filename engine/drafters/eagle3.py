@@ -27,6 +27,8 @@ from tessera.engine.tensor import CpuDevice, Device, Tensor, empty, float32, int
 class Eagle3(StateDrafter):
     """Runs a head; see `DraftRunner`."""
 
+    filters = (False,)
+
     def __init__(self, config: EngineConfig, head: Eagle3Config, device: Device, ops: Ops) -> None:
         super().__init__(config, head.model, device, ops)
         self._head = head
@@ -90,7 +92,7 @@ class Eagle3(StateDrafter):
         mlp = self.model.layers[0].mlp
         assert isinstance(mlp, MLPSpec)
         assert isinstance(layer.mlp, MLPWeights)
-        ops.scatter(self._block_tables, *inputs.updates)
+        self._update_tables(inputs)
         scratch = buffers.normed[:num_tokens]
         hidden, embedded = self._read_inputs(inputs, buffers.residual[:num_tokens])
         qkv = buffers.inner("qkv", num_tokens, spec.qkv_size)

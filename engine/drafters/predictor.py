@@ -126,7 +126,7 @@ class Predictor(StateDrafter):
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
         ops, buffers, predictor, num_tokens = self.ops, self._buffers, self._predictor, inputs.shape.num_tokens
-        ops.scatter(self._block_tables, *inputs.updates)
+        self._update_tables(inputs)
         states, embedded = self._read_inputs(inputs, self._states[:num_tokens])
         stream, scratch = buffers.residual[:num_tokens], buffers.normed[:num_tokens]
         ops.linear(embedded, predictor.of_tokens, prologue=self._token_norm.prologue(scratch), out=stream)

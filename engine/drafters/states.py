@@ -8,8 +8,9 @@ next step reads what it had itself.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,14 +21,22 @@ from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.kv_cache import KVCache
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
 from tessera.engine.runner.model_runner import ModelRunner, Progress
-from tessera.engine.runner.step_inputs import StepInputs
-from tessera.engine.runner.upload import StepUpload, aligned
+from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.speculation.draft_keys import DraftLimits
-from tessera.engine.tensor import Buffer, Device, Tensor, empty, int32
+from tessera.engine.tensor import Buffer, Device, Tensor, empty
 
 SHIFT = 1  # an entry reads the token behind its own
 NOT_ROTATED = HeadTransform(None, None, None, 0.0)
-Places = np.ndarray[tuple[int], np.dtype[np.int32]]
+Places = np.ndarray[Any, np.dtype[np.int32]]
+NO_PLACES: Places = np.empty(0, np.int32)
+
+
+class FeaturePlaces(NamedTuple):
+    """Of a step: `feature_rows`, where its tokens' features are; `next_places` [S], where what stands for features of
+    the next step's tokens goes, -1: nowhere."""
+
+    feature_rows: Places
+    next_places: Places
 
 
 class StateDrafter(DraftModel):
@@ -41,7 +50,7 @@ class StateDrafter(DraftModel):
         """`model`: the head as a model of one layer, of the served one's hidden size: a multiple of two heads."""
         super().__init__(config, model, device, ops)
         self._spec = model.layers[0].attention
-        self._following: list[int] = []  # of each sampled sequence, the place that its next step reads; -1: none
+        self._following = NO_PLACES  # of each sampled sequence, the place that its next step reads; -1: none
         self._num_halves = model.hidden_size // (2 * self._spec.head_dim)  # heads that hold half a feature
 
     @property
@@ -66,17 +75,15 @@ class StateDrafter(DraftModel):
         hidden = self.model.hidden_size
         self._feature = empty((served.max_step_tokens, hidden), self._dtype, self.device)
         self._embedded = empty((self._buffer_tokens, hidden), self._dtype, self.device)
-        num_rows = self._buffer_tokens * 2 * self._num_halves
-        first_row = aligned(self.config.max_num_seqs * int32.itemsize)
-        self._places = StepUpload(self.device, first_row + aligned(num_rows * int32.itemsize))
-        self._next_places = Tensor(self._places.buffer, (self.config.max_num_seqs,), int32, 0)
-        self._feature_rows = Tensor(self._places.buffer, (num_rows,), int32, first_row)
 
     def _allocate(self, num_kv_blocks: int) -> None:
         self.num_kv_blocks = num_kv_blocks
         self.kv_cache = KVCache(self._own, num_kv_blocks, self.block_size, self._kv_format, self.device)
         shape = (2, num_kv_blocks, self._num_halves, self.block_size, self._spec.head_dim)
         self._features = empty(shape, self._dtype, self.device)
+        keys = np.arange(self._num_halves, dtype=np.int32) * np.int32(self.block_size)
+        num_keys = num_kv_blocks * self._num_halves * self.block_size
+        self._rows_of_slot = np.concatenate([keys, keys + np.int32(num_keys)])
         self.kv_cache_bytes = self.kv_cache.nbytes + self._features.nbytes
 
     @abstractmethod
@@ -92,41 +99,39 @@ class StateDrafter(DraftModel):
     # -- a step of the head ---------------------------------------------------------------------
 
     def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
-        following = (
-            dict(zip(later[0].table_rows.tolist(), later[0].slot_mapping.tolist(), strict=True)) if later else {}
-        )
-        self._following = [following.get(slot, -1) for slot in step.sampling.slots.tolist()]
+        if not later:
+            self._following = NO_PLACES
+        elif later[0].num_seqs == step.num_sampled:  # all go on, in their order
+            self._following = later[0].slot_mapping
+        else:
+            following = dict(zip(later[0].table_rows.tolist(), later[0].slot_mapping.tolist(), strict=True))
+            self._following = np.array([following.get(slot, -1) for slot in step.sampling.slots.tolist()], np.int32)
 
-    def _submit(self, inputs: StepInputs, batch: StepBatch) -> None:
-        """Also send where features are, and where what stands for features goes."""
-        places = np.full(self._next_places.size, -1, np.int32)
-        following = self._following if batch.num_sampled == len(self._following) else []
-        places[: len(following)] = following
-        slots = np.full(inputs.shape.num_tokens, -1, np.int32)
-        slots[: batch.num_tokens] = batch.slot_mapping
-        self._places.stage_array(places)
-        self._places.stage_array(self._rows_of(slots))
-        self._places.submit()
-        super()._submit(inputs, batch)
+    def _more_inputs(self, shape: StepShape) -> Mapping[str, int]:
+        return {"feature_rows": shape.num_tokens * 2 * self._num_halves, "next_places": shape.num_sampled}
+
+    def _more_of(self, batch: StepBatch) -> FeaturePlaces:
+        following = self._following if len(self._following) == batch.num_sampled else NO_PLACES
+        return FeaturePlaces(self._rows_of(batch.slot_mapping), following)
 
     def _rows_of(self, slots: Places) -> Places:
         """The rows of `_features`, seen as rows of a head, of the features in these slots; -1 of slots below 0."""
-        blocks, offsets = np.divmod(slots, self.block_size)
-        heads = np.arange(self._num_halves, dtype=np.int32)
-        keys = (blocks[:, None] * self._num_halves + heads) * self.block_size + offsets[:, None]
-        values = keys + self.num_kv_blocks * self._num_halves * self.block_size
-        rows = np.concatenate([keys, values], axis=1)
-        rows[slots < 0] = -1
-        return rows.ravel().astype(np.int32)
+        firsts = slots + slots // self.block_size * np.int32((self._num_halves - 1) * self.block_size)
+        rows: Places = firsts[:, None] + self._rows_of_slot
+        if slots.min(initial=0) < 0:
+            rows[slots < 0] = -1
+        return rows.ravel()
 
     def _read_inputs(self, inputs: StepInputs, out: Tensor) -> tuple[Tensor, Tensor]:
         """The features of the step's tokens in `out` [T, H], and the tokens' embeddings [T, H]."""
         ops, num_tokens, head_dim = self.ops, inputs.shape.num_tokens, self._spec.head_dim
-        rows = self._feature_rows[: num_tokens * 2 * self._num_halves]
+        rows = inputs.more["feature_rows"]
         table = self._features.view(self._features.size // head_dim, head_dim)
         ops.embedding(rows, table, out=out.view(rows.size, head_dim))
         embedded = self._embedded[:num_tokens]
-        return out, ops.lookup(inputs.input_ids, self._weights.embedding, sampled=self._newest, out=embedded)
+        return out, ops.lookup(
+            inputs.input_ids, self._weights.embedding, sampled=inputs.sampled or self._newest, out=embedded
+        )
 
     def _chosen_rows(self, stream: Tensor, inputs: StepInputs) -> Tensor:
         """Those of stream [T, H] that logits are made of."""
@@ -137,5 +142,5 @@ class StateDrafter(DraftModel):
 
     def _store_for_next(self, features: Tensor, inputs: StepInputs) -> None:
         """Store features [S, H] of the sampled sequences for the next step to read."""
-        places = self._next_places[: features.shape[0]]
+        places = inputs.more["next_places"]
         self._store(features, replace(inputs.attention, positions=places, slot_mapping=places))

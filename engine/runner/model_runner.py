@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from tessera.engine.runner.draft_runner import DraftDownload, DraftRunner
 from tessera.engine.runner.memory.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
 from tessera.engine.runner.sampler import ResultDownload, SliceSampler, StepSampler, mask_words
-from tessera.engine.runner.step_inputs import StepInputs, StepShape, inputs_bytes
+from tessera.engine.runner.step_inputs import NO_MORE, StepInputs, StepShape, inputs_bytes
 from tessera.engine.runner.upload import StepUpload, aligned
 from tessera.engine.tensor import (
     Buffer,
@@ -196,7 +196,8 @@ class ModelRunner:
         self._slices = None
         if ranks is not None and slices_are_groups(model.vocab_size, ranks.size):
             self._slices = SliceSampler(self.ops, ranks, self._newest, most, first)
-        self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None))
+        more = self._more_inputs(largest)
+        self._upload = StepUpload(device, inputs_bytes(largest, self._adapter_slots is not None, more))
         side_arrays = max(MAX_TABLE_UPDATES, self._buffer_tokens)
         self._side_upload = StepUpload(device, 3 * aligned(side_arrays * int32.itemsize))
         self._block_tables = zeros((rows, self._blocks_per_seq()), int32, device)
@@ -361,21 +362,38 @@ class ModelRunner:
             return StepResult(np.empty(0, np.int32))
         return running.result()
 
-    def _inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> StepInputs:
+    def _more_inputs(self, shape: StepShape) -> Mapping[str, int]:
+        """Names and lengths of further arrays of a step, which `_more_of` makes."""
+        return NO_MORE
+
+    def _more_of(self, batch: StepBatch) -> object:
+        """Has the further arrays of a batch as attributes."""
+        return None
+
+    def _inputs(
+        self,
+        shape: StepShape,
+        max_seqlen_q: int,
+        max_context_len: int,
+        upload: StepUpload | None = None,
+        first: int = 0,
+    ) -> StepInputs:
         return StepInputs(
-            self._upload,
+            upload or self._upload,
             shape,
             self._block_tables,
             self._numbers,
             max_seqlen_q=max_seqlen_q,
             max_context_len=max_context_len,
             adapter_groups=self._adapter_groups,
+            more=self._more_inputs(shape),
+            first=first,
         )
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
         """Logits [S, V] float32 in the step's buffers; `every_token` computes all tokens' hidden states to the end,
         `adapted` with their adapters."""
-        self.ops.scatter(self._block_tables, *inputs.updates)
+        self._update_tables(inputs)
         shape = inputs.shape
         samples_all = shape.is_decode or shape.verifies
         return self.decoder.forward(
@@ -383,10 +401,14 @@ class ModelRunner:
             inputs.attention,
             None if shape.is_decode else inputs.logits_indices,
             self._buffers,
-            sampled=self._chosen_ids,
+            sampled=inputs.sampled or self._chosen_ids,
             last=None if samples_all or every_token else inputs.last_attention,
             adapters=self._step_adapters(inputs) if adapted else None,
         )
+
+    def _update_tables(self, inputs: StepInputs) -> None:
+        if inputs.updates is not None:
+            self.ops.scatter(self._block_tables, *inputs.updates)
 
     def _step_adapters(self, inputs: StepInputs) -> StepAdapters:
         assert inputs.adapters is not None, "the step was made without adapters"
@@ -406,7 +428,7 @@ class ModelRunner:
                 self._side_upload.submit()
                 self.ops.scatter(self._block_tables, *tensors)
             updates = TableUpdates(*updates.part(0, room))
-        inputs.submit(batch, updates)
+        inputs.submit(batch, updates, self._more_of(batch))
 
     def _score_prompts(self, rows: PromptRows) -> list[LogprobTensors]:
         """Launch log-probabilities of prompt tokens, right after the step's forward."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from tessera.engine.tensor import Tensor, int32
 
 Array = np.ndarray[Any, Any]
 
+NO_MORE: Mapping[str, int] = MappingProxyType({})
 NO_UPDATES = TableUpdates(*(np.empty(0, np.int32) for _ in fields(TableUpdates)))
 
 
@@ -49,7 +51,7 @@ class Place(NamedTuple):
     """Where an array of a step lies in an upload.
 
     Attributes:
-        group: the part of StepBatch that has it, "" for StepBatch itself.
+        group: the part of StepBatch that has it, "" for StepBatch itself, "more" for what it has not.
         offset: in bytes.
         padding: its value in rows and tokens that the batch does not have.
     """
@@ -75,7 +77,9 @@ class StepInputs:
         sampling_rows [S] SAMPLING_ROW: likewise.
         last_attention: attention metadata of the sampled tokens alone, a row of one query each, with stored keys.
         adapters: of the tokens, and of the sampled ones; None where the model has no slots for them.
-        updates: the rows, columns and blocks [R] of as many of the batch's table updates.
+        updates: the rows, columns and blocks [R] of as many of the batch's table updates; None: it never has any.
+        sampled: of a graph that reads other tokens than those sampled last, in their form; else None.
+        more: int32 tensors by name, of what a kind of runner needs beside a batch.
         nbytes: of all arrays.
     """
 
@@ -89,14 +93,17 @@ class StepInputs:
         max_seqlen_q: int,
         max_context_len: int,
         adapter_groups: Sequence[Tensor] = (),
+        more: Mapping[str, int] = NO_MORE,
+        first: int = 0,
     ) -> None:
         """`numbers` [N] int32 are 0, 1, ... N - 1, with N > S. `adapter_groups`: room for the groups of tokens, and of
-        sampled ones, where the model has slots for adapters."""
+        sampled ones, where the model has slots for adapters. `more`: lengths of further arrays, whose padding is -1.
+        `first`: byte of the upload where the arrays begin, for several batches in one."""
         self.shape = shape
         self._upload = upload
-        self._places = _places(shape, bool(adapter_groups))
+        self._places = _places(shape, bool(adapter_groups), more, first)
         self._views: dict[int, list[_View]] = {}  # of each stage of the upload
-        self.nbytes = aligned(self._places[-1].end)
+        self.nbytes = aligned(self._places[-1].end) - first
         tensors = {
             (place.group, place.name): Tensor(upload.buffer, (place.length,), place.dtype, place.offset)
             for place in self._places
@@ -133,22 +140,31 @@ class StepInputs:
             rows = AdapterRows(tensors["", "token_adapters"], adapter_groups[0])
             chosen = rows if shape.is_decode else AdapterRows(tensors["", "chosen_adapters"], adapter_groups[1])
             self.adapters = StepAdapters(rows, chosen)
-        self.updates = (
+        self.sampled: Tensor | None = None
+        self.more = {name: tensors["more", name] for name in more}
+        self.updates: tuple[Tensor, Tensor, Tensor] | None = (
             tensors["table_updates", "rows"],
             tensors["table_updates", "columns"],
             tensors["table_updates", "blocks"],
         )
 
-    def submit(self, batch: StepBatch, updates: TableUpdates | None) -> None:
-        """Send the arrays of a batch of at most this shape to the device, with at most R table updates."""
+    def submit(self, batch: StepBatch, updates: TableUpdates | None, more: object = None) -> None:
+        """Send the arrays of a batch of at most this shape to the device, with at most R table updates; `more` has the
+        further ones as attributes."""
         number, stage = self._upload.next_stage()
+        self.write(batch, updates, more, number, stage, is_own=self._upload.take_stage(self))
+        self._upload.submit(self.nbytes)
+
+    def write(
+        self, batch: StepBatch, updates: TableUpdates | None, more: object, number: int, stage: Array, *, is_own: bool
+    ) -> None:
+        """Write them to this stage of the upload; `is_own`: nobody else has written there since these inputs did."""
         views = self._views.get(number)
         if views is None:
             views = self._views[number] = [
                 _View(each, stage[each.offset : each.end].view(_copied_as(each.dtype))) for each in self._places
             ]
-        is_own = self._upload.take_stage(self)
-        sources = {"": batch, "sampling": batch.sampling, "table_updates": updates or NO_UPDATES}
+        sources = {"": batch, "sampling": batch.sampling, "table_updates": updates or NO_UPDATES, "more": more}
         for view in views:
             values = getattr(sources[view.group], view.name)
             count = len(values)
@@ -163,7 +179,6 @@ class StepInputs:
             elif count < (filled := view.num_filled if is_own else view.length):
                 view.array[count:filled] = view.padding
             view.num_filled = count
-        self._upload.submit(self.nbytes)
 
 
 class _View:
@@ -191,16 +206,16 @@ def starts_of_padding(num_tokens: int, room: int, num_rows: int) -> Array:
     return starts
 
 
-def inputs_bytes(shape: StepShape, has_adapters: bool = False) -> int:
+def inputs_bytes(shape: StepShape, has_adapters: bool = False, more: Mapping[str, int] = NO_MORE) -> int:
     """Memory that an upload of this shape takes."""
-    return aligned(_places(shape, has_adapters)[-1].end)
+    return aligned(_places(shape, has_adapters, more)[-1].end)
 
 
-def _places(shape: StepShape, has_adapters: bool) -> list[Place]:
+def _places(shape: StepShape, has_adapters: bool, more: Mapping[str, int], first: int = 0) -> list[Place]:
     places: list[Place] = []
 
     def append(group: str, name: str, length: int, dtype: np.dtype[Any] = int32, padding: int | bytes = 0) -> None:
-        offset = aligned(places[-1].end) if places else 0
+        offset = aligned(places[-1].end) if places else first
         places.append(Place(group, name, offset, length, dtype, padding))
 
     append("", "input_ids", shape.num_tokens)
@@ -218,6 +233,8 @@ def _places(shape: StepShape, has_adapters: bool) -> list[Place]:
     if has_adapters:
         append("", "token_adapters", shape.num_tokens, padding=-1)
         append("", "chosen_adapters", shape.num_sampled, padding=-1)
+    for name, length in more.items():
+        append("more", name, length, padding=-1)
     return places
 
 
