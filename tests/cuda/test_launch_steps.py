@@ -242,13 +242,13 @@ def test_of_the_last_layer_a_prompts_tokens_have_keys_and_values_alone(runner: M
 
 @pytest.mark.parametrize("num_rows", [1, 2, 16])
 def test_norms_and_gates_of_a_few_rows_are_parts_of_products(runner: ModelRunner, num_rows: int) -> None:
-    """But for the norms that Gemma 3 has behind its halves."""
+    """But for those that Gemma 3 has behind its halves, with several rows and at the end."""
     ops: Any = runner.decoder.ops
     if runner.decoder.weights.embedding.dense is None or ops.batch_invariant:
         pytest.skip("int8 weights and products in order are for other kernels")
     halves = [half for layer in runner.model.layers for half in (layer.attention, layer.mlp)]
     after = sum(half.norms.after is not None for half in halves)
     names = Counter(launch.spec.name for launch in launches_of(runner, batch_of([1] * num_rows, [400] * num_rows)))
-    assert names["rmsnorm_add_kernel"] == after
+    assert names["rmsnorm_add_kernel"] == (min(after, 1) if num_rows == 1 else after)
     assert names["matmul_decode_kernel"] == 4 * runner.model.num_layers + 1
     assert not names.keys() & {"rmsnorm_kernel", "gelu_mul_kernel", "silu_mul_kernel"}
