@@ -41,6 +41,17 @@ __device__ __forceinline__ uint4 scaled_elements(const uint4& elements, const ui
   return reinterpret_cast<const uint4&>(values);
 }
 
+// Sums of eight elements and eight others, rounded to T.
+template <typename T>
+__device__ __forceinline__ uint4 add_elements(const uint4& a, const uint4& b) {
+  using Vector = Vec<T, SEGMENT>;
+  const Vector others = reinterpret_cast<const Vector&>(b);
+  Vector sums = reinterpret_cast<const Vector&>(a);
+#pragma unroll
+  for (int e = 0; e < SEGMENT; ++e) sums[e] = from_float<T>(to_float(sums[e]) + to_float(others[e]));
+  return reinterpret_cast<const uint4&>(sums);
+}
+
 // Constants of a variant.
 template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES,
           int HALVES_A_STEP>
@@ -240,6 +251,63 @@ class DecodeProducer {
   const unsigned long long policy_;
 };
 
+// The sum of a row of x and the norm of an update: this lane's vectors of it.
+template <typename V>
+struct RowSum {
+  using T = typename V::T;
+  using Steps = WarpSteps<V>;
+
+  const T* update;  // null without
+  const T* update_norm;
+  T* sum;
+  float eps;
+  uint4 gains[SUM_VECTORS];
+
+  // Before earlier kernels have ended.
+  __device__ __forceinline__ void load_gains(const Steps& steps, int in_features) {
+    if (update == nullptr) return;
+    each_vector(steps, in_features, [&](int i, int k) {
+      gains[i] = __ldg(reinterpret_cast<const uint4*>(update_norm + k));
+    });
+  }
+
+  // row [SUM_VECTORS]: zeros beyond in_features. All threads of the block must call.
+  __device__ __forceinline__ void load(const T* x, const Steps& steps, int in_features,
+                                       uint4 (&row)[SUM_VECTORS]) const {
+    __shared__ float sums_of_squares[WARPS];
+    uint4 updates[SUM_VECTORS];
+#pragma unroll
+    for (int i = 0; i < SUM_VECTORS; ++i) updates[i] = row[i] = make_uint4(0, 0, 0, 0);
+    each_vector(steps, in_features, [&](int i, int k) { load_past_l1(updates[i], update + k); });
+    each_vector(steps, in_features, [&](int i, int k) { load_past_l1(row[i], x + k); });
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SUM_VECTORS; ++i) squares = add_squares<T>(squares, updates[i]);
+    squares = warp_sum(squares);
+    if (lane_of_thread() == 0) sums_of_squares[warp_of_thread()] = squares;
+    __syncthreads();
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) total += sums_of_squares[w];
+    const float scale = rsqrtf(__fdividef(total, in_features) + eps);
+    each_vector(steps, in_features, [&](int i, int k) {
+      row[i] = add_elements<T>(row[i], scaled_elements<T>(updates[i], gains[i], scale));
+      if (blockIdx.x == 0) *reinterpret_cast<uint4*>(sum + k) = row[i];
+    });
+  }
+
+ private:
+  // f(i, k) of each vector of this lane that begins with element k of the row.
+  template <typename F>
+  static __device__ __forceinline__ void each_vector(const Steps& steps, int in_features, F f) {
+#pragma unroll
+    for (int i = 0; i < SUM_VECTORS; ++i) {
+      const int v = lane_of_thread() + i * WARP_SIZE;
+      if (v < steps.vectors && Steps::vector_k(v) < in_features) f(i, Steps::vector_k(v));
+    }
+  }
+};
+
 // The norm before the product: this warp's vectors of its weight and the sums of squares.
 template <typename V>
 struct NormPrologue {
@@ -298,15 +366,36 @@ struct NormPrologue {
         y[v] = raw[i];
       }
     }
-    if (norm != nullptr) {
-      squares = warp_sum(squares);
-      if (lane == 0) sums_of_squares[warp_of_thread()][0] = squares;
-      if constexpr (!V::SCALES_SUMS) {
-        __syncthreads();
-        const float scale = inverse_rms(0);
-        for (int v = lane; v < steps.vectors; v += WARP_SIZE)
-          y[v] = scaled_elements<T>(y[v], gains[v], scale);
-      }
+    if (norm != nullptr) finish_row(squares, y, steps);
+  }
+
+  // The same of the row that `row_sum` makes of x; there is a norm.
+  __device__ __forceinline__ void load_sum(const T* x, const RowSum<V>& row_sum, uint4* y,
+                                           const Steps& steps) const {
+    uint4 row[SUM_VECTORS];
+    row_sum.load(x, steps, in_features, row);
+    copy_async_wait<V::STAGES>();
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SUM_VECTORS; ++i) {
+      const int v = lane_of_thread() + i * WARP_SIZE;
+      if (v >= steps.vectors) break;
+      squares = add_squares<T>(squares, row[i]);
+      y[v] = V::SCALES_SUMS ? multiply_elements<T>(row[i], gains[v]) : row[i];
+    }
+    finish_row(squares, y, steps);
+  }
+
+ private:
+  // Of a row in `y`, after this lane's sum of squares.
+  __device__ __forceinline__ void finish_row(float squares, uint4* y, const Steps& steps) const {
+    squares = warp_sum(squares);
+    if (lane_of_thread() == 0) sums_of_squares[warp_of_thread()][0] = squares;
+    if constexpr (!V::SCALES_SUMS) {
+      __syncthreads();
+      const float scale = inverse_rms(0);
+      for (int v = lane_of_thread(); v < steps.vectors; v += WARP_SIZE)
+        y[v] = scaled_elements<T>(y[v], gains[v], scale);
     }
   }
 };

@@ -14,12 +14,14 @@ constexpr int MIN_BLOCKS = UNITS > 6     ? 1
 // silu(g) * u (SILU_GATE) or gelu(g) * u (GELU_GATE) with g = out[m, n] and u = out[m, n + out_features / 2]
 // of that. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm. In T with the range of a float, x * norm
 // is rounded to T and the sums are divided by the root, so that nothing waits for it; else y is rounded to T.
-// Sums in float32.
-//   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; weight
+// Sums in float32. With `update`, which TOKENS = 1 with a `norm` takes, the row is the sum of x and
+// RMSNorm(update), each rounded to T, and the first block stores it for later kernels.
+//   in:  x [num_rows, in_features] T, num_rows <= TOKENS; update as x or null, update_norm [in_features] T of
+//        it, at most SUM_VECTORS vectors of a lane; norm [in_features] T or null; weight
 //        [out_features, in_features] T; bias [out_features] T or null
-//   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float); `gated` takes no bias and
+//   out: sum as x, neither x nor update; out [num_rows, out_features, or half of it if `gated`] Out (T or float); `gated` takes no bias and
 //        does not accumulate
-// Layout: row-major; x, norm and weight 16-byte aligned, in_features a multiple of 8, out and its rows
+// Layout: row-major; x, update, sum, norms and weight 16-byte aligned, in_features a multiple of 8, out and its rows
 // aligned to two elements.
 // Grid: any number of blocks; they share the weight's units of 8 rows (gated: 8 gates and their ups) evenly.
 // Block: 256 threads. Shared memory: `DecodeTile.shared_bytes` in engine/ops/cuda/linear/decode.py.
@@ -48,11 +50,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
   DecodeProducer<V> producer(ring, units, steps.count, x, weight, num_rows, in_features, gated);
   const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};
   prologue.load_gains(steps);
+  RowSum<V> row_sum = {update, update_norm, sum, update_eps};
+  if constexpr (V::RESIDENT) row_sum.load_gains(steps, in_features);
   producer.fill_weights();
   let_next_kernel_start();
   wait_for_earlier_kernels();
   if constexpr (V::RESIDENT) {
-    prologue.load_row(x, y, steps);
+    if (update == nullptr) {
+      prologue.load_row(x, y, steps);
+    } else {
+      prologue.load_sum(x, row_sum, y, steps);
+    }
   } else {
     producer.fill_x();
     if (norm != nullptr) copy_async_wait<2 * STAGES>();

@@ -10,7 +10,8 @@ __device__ __forceinline__ T* aligned(T* elements) {
 
 // A row of rmsnorm_kernel, or with ADDS of rmsnorm_add_kernel.
 template <typename T, bool WHOLE, bool ADDS>
-__device__ __forceinline__ void norm_row(const T* x, const T* weight, T* out, int hidden, float eps) {
+__device__ __forceinline__ void norm_row(const T* x, const T* stream, const T* weight, T* out, int hidden,
+                                         float eps) {
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   const int stride = blockDim.x * CHUNK;
   const int first = threadIdx.x * CHUNK;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void norm_row(const T* x, const T* weight, T* out, in
     const int i = first + c * stride;
     if (i >= hidden) continue;
     load(x, i, values[c]);
-    if constexpr (ADDS) load(out, i, sums[c]);
+    if constexpr (ADDS) load(stream, i, sums[c]);
   }
   float sum_of_squares = 0.0f;
 #pragma unroll
@@ -72,7 +73,7 @@ __device__ __forceinline__ void norm_row(const T* x, const T* weight, T* out, in
     float others[CHUNK], other_gains[CHUNK], other_sums[CHUNK];
     load(x, i, others);
     load_gains(i, other_gains);
-    if constexpr (ADDS) load(out, i, other_sums);
+    if constexpr (ADDS) load(stream, i, other_sums);
     store(i, others, other_gains, other_sums, inverse_rms);
   }
 }
@@ -88,17 +89,17 @@ __device__ __forceinline__ void norm_row(const T* x, const T* weight, T* out, in
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(MAX_THREADS) rmsnorm_kernel(RMSNORM_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  norm_row<T, WHOLE, false>(x, weight, out, hidden, eps);
+  norm_row<T, WHOLE, false>(x, nullptr, weight, out, hidden, eps);
 }
 
-// out += rmsnorm(x), rounded to T before it is added, as two kernels would.
-//   in:  as rmsnorm_kernel has them
-//   out: out [rows, hidden] T, not x
+// out = stream + rmsnorm(x), which is rounded to T before it is added, as two kernels would.
+//   in:  as rmsnorm_kernel has them, and stream [rows, hidden] T
+//   out: out [rows, hidden] T, may be stream, not x
 // Layout: as there.
 // Grid: rows. Block: whole warps, up to MAX_THREADS. Shared memory: none dynamic.
 // Unit of work: one block per row, as there.
 template <typename T, bool WHOLE>
-__global__ void __launch_bounds__(MAX_THREADS) rmsnorm_add_kernel(RMSNORM_PARAMS(T)) {
+__global__ void __launch_bounds__(MAX_THREADS) rmsnorm_add_kernel(RMSNORM_ADD_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  norm_row<T, WHOLE, true>(x, weight, out, hidden, eps);
+  norm_row<T, WHOLE, true>(x, stream, weight, out, hidden, eps);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tessera.engine.collectives.interface import Collectives
@@ -11,7 +11,7 @@ from tessera.engine.models.buffers import Inner
 from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLPSpec, NormSpec
 from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
-from tessera.engine.ops.linear_interface import Accumulate, Activate, LayerNorm, Prologue, RMSNorm
+from tessera.engine.ops.linear_interface import Accumulate, Activate, AddedNorm, LayerNorm, Prologue, RMSNorm
 from tessera.engine.tensor import Tensor, uint8
 
 ACCUMULATE = Accumulate()
@@ -89,6 +89,22 @@ class ResidualAdd:
         """Whether `buffers.normed` is what the next half begins with, after `add`."""
         return self._next_norm is not None
 
+    def leave(self, inner: Tensor, buffers: LayerBuffers) -> None:
+        """The update alone, in `buffers.update`; `HalfInput.project` or `finish` adds its norm to the stream."""
+        assert self._projection is not None, "a half without a last product adds its update"
+        self._ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]])
+
+    def left(self, buffers: LayerBuffers, stream: Tensor) -> AddedNorm:
+        """What `leave` left, of which `stream` [T, H] is to be the sum."""
+        assert self._after is not None
+        update = buffers.update[: stream.shape[0]]
+        return AddedNorm(update, self._after.weights.weight, self._after.spec.eps, stream)
+
+    def finish(self, before: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
+        """stream [T, H] = what it was `before` + what `leave` left."""
+        left = self.left(buffers, stream)
+        self._ops.rmsnorm_add(left.update, left.weight, left.eps, stream=before, out=stream)
+
     def add(self, inner: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the half whose product's input is `inner`."""
         ops = self._ops
@@ -137,10 +153,21 @@ class HalfInput:
         self._projection = projection
         self._ops = ops
 
-    def project(self, stream: Tensor, buffers: LayerBuffers, out: Tensor, activate: Activate | None = None) -> Tensor:
+    def project(
+        self,
+        stream: Tensor,
+        buffers: LayerBuffers,
+        out: Tensor,
+        activate: Activate | None = None,
+        left: AddedNorm | None = None,
+    ) -> Tensor:
+        """`left`: what the half before left to add to the stream."""
         if self._is_normed:
             stream = buffers.normed[: stream.shape[0]]
         prologue = None if self._norm is None else self._norm.prologue(buffers.normed[: stream.shape[0]])
+        if left is not None:
+            assert isinstance(prologue, RMSNorm), "sums are left to an RMSNorm"
+            prologue = replace(prologue, added=left)
         return self._ops.linear(stream, self._projection, prologue=prologue, epilogue=activate, out=out)
 
 
@@ -220,11 +247,13 @@ class CausalAttention:
         else:
             self._transform = HeadTransform(angles, weights.q_norm, weights.k_norm, spec.qk_norm.eps)
 
-    def attend(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers) -> Tensor:
-        """Stores the keys and values of stream [T, H]; returns [T, Hq * D]."""
+    def attend(
+        self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers, left: AddedNorm | None = None
+    ) -> Tensor:
+        """Stores the keys and values of stream [T, H]; returns [T, Hq * D]. `left`: see `HalfInput.project`."""
         spec, num_tokens = self._spec, stream.shape[0]
         return self._ops.attention(
-            self._qkv(stream, metadata, buffers),
+            self._qkv(stream, metadata, buffers, left),
             self._keys,
             self._values,
             metadata,
@@ -246,11 +275,12 @@ class CausalAttention:
         chosen: Tensor,
         last: AttentionMetadata,
         buffers: LayerBuffers,
+        left: AddedNorm | None = None,
     ) -> Tensor:
         """As `attend`, but the result [S, Hq * D] of the tokens `chosen` [S] alone, which `last` describes."""
         ops, spec, num_chosen = self._ops, self._spec, chosen.shape[0]
         queries = ops.rope_and_store(
-            self._qkv(stream, metadata, buffers),
+            self._qkv(stream, metadata, buffers, left),
             self._keys,
             self._values,
             metadata,
@@ -272,8 +302,11 @@ class CausalAttention:
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 
-    def _qkv(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers) -> Tensor:
-        qkv = self._input.project(stream, buffers, buffers.inner("qkv", stream.shape[0], self._spec.qkv_size))
+    def _qkv(
+        self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers, left: AddedNorm | None
+    ) -> Tensor:
+        qkv = buffers.inner("qkv", stream.shape[0], self._spec.qkv_size)
+        self._input.project(stream, buffers, qkv, left=left)
         if self._prepare is not None:
             self._prepare.apply(qkv, metadata)
         return qkv
@@ -289,9 +322,9 @@ class MLP:
         self._spec = spec
         self._input = HalfInput(norm, weights.up, ops, is_normed=is_normed)
 
-    def activate(self, stream: Tensor, buffers: LayerBuffers) -> Tensor:
-        """stream [T, H] -> [T, I]"""
+    def activate(self, stream: Tensor, buffers: LayerBuffers, left: AddedNorm | None = None) -> Tensor:
+        """stream [T, H] -> [T, I]; `left`: see `HalfInput.project`."""
         spec, num_tokens = self._spec, stream.shape[0]
         activate = Activate(spec.activation, buffers.inner("up", num_tokens, spec.up_size))
         out = buffers.inner("activated", num_tokens, spec.inner_size)
-        return self._input.project(stream, buffers, out, activate)
+        return self._input.project(stream, buffers, out, activate, left)

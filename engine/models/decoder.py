@@ -22,6 +22,7 @@ from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.models.specs import LayerSpec, MoESpec
 from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, MoEWeights, Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
+from tessera.engine.ops.linear_interface import AddedNorm
 from tessera.engine.tensor import Tensor
 
 Tap = Callable[[Tensor, AttentionMetadata], None]  # of a stream [T, H]
@@ -72,7 +73,10 @@ class Decoder:
         for spec, layer, cache, next_norm in parts:
             is_normed = bool(layers) and layers[-1].has_normed
             tables = rope_tables.tables
-            layers.append(DecoderLayer(spec, layer, ops, cache, tables, ranks, next_norm, is_normed=is_normed))
+            made = DecoderLayer(spec, layer, ops, cache, tables, ranks, next_norm, is_normed=is_normed)
+            if layers and weights.stream is None:
+                layers[-1].leave_sum_to(made)
+            layers.append(made)
         self._output_tap: Tap | None = None
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer | TappedLayer] = [*layers]
@@ -94,7 +98,10 @@ class Decoder:
         if index == len(self._layers):
             self._output_tap = tap
         else:
-            self._layers[index] = TappedLayer(self._layers[index], tap)
+            layer = self._layers[index]
+            if isinstance(layer, DecoderLayer):  # of others nothing is left
+                layer.finish_stream_before()
+            self._layers[index] = TappedLayer(layer, tap)
 
     def forward(
         self,
@@ -217,6 +224,10 @@ class DecoderLayer:
             mlp_norm = make_norm(attention.norms.before, weights.attention.norms.before)
         self._ops = ops
         self._parallel = spec.parallel
+        self._leaves_sum = ranks is None and spec.leaves_sum  # of attention's half, to the MLP
+        self._before: DecoderLayer | None = None  # whose MLP's half is left to this one
+        self._leaves_mlp_sum = False  # to the next layer
+        self._adds_to_norm = attention.norms.before is not None and attention.norms.before.kind == "rmsnorm"
         self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks, is_normed=is_normed)
         after_attention = None if spec.parallel else mlp_norm
         self._attention_add = ResidualAdd(
@@ -235,16 +246,34 @@ class DecoderLayer:
             self._mlp_add = add
         self.has_normed = add.has_normed
 
+    def leave_sum_to(self, after: DecoderLayer) -> None:
+        """Leave this layer's last sum to the first product of the layer `after` it, where both can."""
+        if self._leaves_sum and after._adds_to_norm:
+            self._leaves_mlp_sum, after._before = True, self
+
+    def finish_stream_before(self) -> None:
+        """Have the layer before leave nothing to this one."""
+        if self._before is not None:
+            self._before._leaves_mlp_sum, self._before = False, None
+
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
-        """stream [T, H] becomes the layer's output."""
-        self.add_halves(self._attention.attend(stream, metadata, buffers), stream, buffers)
+        """stream [T, H] becomes the layer's output, but for what it leaves to the next layer."""
+        x, left = self._input(stream, buffers)
+        self.add_halves(self._attention.attend(x, metadata, buffers, left), stream, buffers)
+
+    def _input(self, stream: Tensor, buffers: StepBuffers) -> tuple[Tensor, AddedNorm | None]:
+        """What the first product takes, and what it adds to that so that `stream` is the layer's input."""
+        if self._before is None:
+            return stream, None
+        return buffers.half_residual[: stream.shape[0]], self._before._mlp_add.left(buffers, stream)
 
     def attend_chosen(
         self, stream: Tensor, metadata: AttentionMetadata, chosen: Tensor, last: AttentionMetadata, buffers: StepBuffers
     ) -> tuple[Tensor, Tensor]:
         """For the tokens `chosen` [S] alone, which `last` describes: what attention gives, and their rows of the stream
         [S, H], which `add_halves` makes the layer's output."""
-        attended = self._attention.attend_chosen(stream, metadata, chosen, last, buffers)
+        x, left = self._input(stream, buffers)
+        attended = self._attention.attend_chosen(x, metadata, chosen, last, buffers, left)
         return attended, self._ops.embedding(chosen, stream, out=buffers.last_residual[: chosen.shape[0]])
 
     def add_halves(self, attended: Tensor, stream: Tensor, buffers: StepBuffers) -> None:
@@ -252,6 +281,14 @@ class DecoderLayer:
         if isinstance(self._mlp, Mixture):
             self._attention_add.add(attended, stream, buffers)
             self._mlp.add(stream, buffers)
+            return
+        if self._leaves_sum:
+            between = buffers.half_residual[: stream.shape[0]]
+            self._attention_add.leave(attended, buffers)
+            activated = self._mlp.activate(stream, buffers, self._attention_add.left(buffers, between))
+            self._mlp_add.leave(activated, buffers)
+            if not self._leaves_mlp_sum:
+                self._mlp_add.finish(between, stream, buffers)
             return
         if self._parallel:
             activated = self._mlp.activate(stream, buffers)

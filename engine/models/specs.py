@@ -159,6 +159,15 @@ class LayerSpec:
         """Whether what the half with these norms adds is an RMSNorm of its last product."""
         return norms.after is not None and norms.after.kind == "rmsnorm" and self.residual_multiplier == 1.0
 
+    @property
+    def leaves_sum(self) -> bool:
+        """Whether the MLP's first product may add what attention leaves it: an RMSNorm before another RMSNorm."""
+        if self.parallel or isinstance(self.mlp, MoESpec):
+            return False
+        attention, mlp = self.attention.norms, self.mlp.norms
+        adds = self.adds_norm(attention) and self.adds_norm(mlp) and attention.of_sum is None and mlp.of_sum is None
+        return adds and mlp.before is not None and mlp.before.kind == "rmsnorm"
+
 
 @dataclass(frozen=True)
 class ClassifierSpec:

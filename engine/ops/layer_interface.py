@@ -27,13 +27,20 @@ class LayerOps(CheckedOps):
             self._rmsnorm(x, weight, eps, out)
         return out
 
-    def rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor) -> Tensor:
-        """out [T, H] += rmsnorm(x, weight, eps), which is rounded to the dtype first; `out` is not x."""
-        self._check(x=x, weight=weight, out=out)
+    def rmsnorm_add(
+        self, x: Tensor, weight: Tensor, eps: float, *, out: Tensor, stream: Tensor | None = None
+    ) -> Tensor:
+        """out [T, H] = stream + rmsnorm(x, weight, eps), which is rounded to the dtype first; `out` is not x.
+
+        stream [T, H]: by default what `out` holds.
+        """
+        stream = out if stream is None else stream
+        self._check(x=x, weight=weight, stream=stream, out=out)
         _require(x.ndim == 2 and weight.shape == x.shape[1:] and weight.dtype == x.dtype, "rmsnorm_add", x, weight)
         _require(out.shape == x.shape and out.dtype == x.dtype, "rmsnorm_add out", x, out)
+        _require(stream.shape == x.shape and stream.dtype == x.dtype, "rmsnorm_add stream", x, stream)
         if x.size:
-            self._rmsnorm_add(x, weight, eps, out)
+            self._rmsnorm_add(x, weight, eps, stream, out)
         return out
 
     def layernorm(
@@ -119,7 +126,8 @@ class LayerOps(CheckedOps):
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
 
     @abstractmethod
-    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None: ...
+    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, stream: Tensor, out: Tensor) -> None: ...
+
     @abstractmethod
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None: ...
     @abstractmethod

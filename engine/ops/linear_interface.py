@@ -7,7 +7,7 @@ and composes the rest from other operations.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -28,12 +28,26 @@ def is_gated(activation: Activation) -> bool:
 
 
 @dataclass(frozen=True)
+class AddedNorm:
+    """Before a norm: `rmsnorm_add(update, weight, eps, stream=x, out=out)` takes the place of x.
+
+    `update` and `out` are like x; `out` is neither of them, since many blocks read what one of them adds.
+    """
+
+    update: Tensor
+    weight: Tensor
+    eps: float
+    out: Tensor
+
+
+@dataclass(frozen=True)
 class RMSNorm:
     """Prologue: the product is of `rmsnorm(x, weight, eps)`; `scratch` is like x, undefined afterwards."""
 
     weight: Tensor
     eps: float
     scratch: Tensor
+    added: AddedNorm | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +140,13 @@ class LinearOps(LayerOps, CheckedOps):
         out = self._out(out, (x.shape[0], features), x.dtype, also=also)
         if out.size:
             stack = weight.adapters
+            adapts = stack is not None and stack.selection.rows is not None
+            if isinstance(prologue, RMSNorm) and prologue.added is not None:
+                if not adapts and self._linear_of_sum(x, weight, prologue, epilogue, out):
+                    return out
+                added, prologue = prologue.added, replace(prologue, added=None)
+                self._rmsnorm_add(added.update, added.weight, added.eps, x, added.out)
+                x = added.out
             if stack is None or stack.selection.rows is None:
                 self._linear(x, weight, prologue, epilogue, out)
             else:
@@ -161,6 +182,11 @@ class LinearOps(LayerOps, CheckedOps):
         self._check(norm=weight, scratch=scratch)
         require(weight.shape == x.shape[1:] and weight.dtype == x.dtype, "norm", weight, x)
         require(scratch.shape == x.shape and scratch.dtype == x.dtype, "norm's scratch", scratch, x)
+        if isinstance(prologue, RMSNorm) and (added := prologue.added) is not None:
+            self._check(update=added.update, weight=added.weight, out=added.out)
+            for tensor, shape in ((added.update, x.shape), (added.out, x.shape), (added.weight, weight.shape)):
+                require(tensor.shape == shape and tensor.dtype == x.dtype, "norm that is added", tensor, x)
+            require(added.out.pointer not in (x.pointer, added.update.pointer), "sum before a norm", added.out, x)
         if isinstance(prologue, LayerNorm) and prologue.bias is not None:
             self._check(bias=prologue.bias)
             require(prologue.bias.shape == weight.shape and prologue.bias.dtype == x.dtype, "norm's bias", weight, x)
@@ -212,6 +238,12 @@ class LinearOps(LayerOps, CheckedOps):
             self._activate(epilogue.function, epilogue.scratch, out)
         else:
             self._product(x, weight, out, accumulate=epilogue is not None)
+
+    def _linear_of_sum(
+        self, x: Tensor, weight: LinearWeight, prologue: RMSNorm, epilogue: Epilogue | None, out: Tensor
+    ) -> bool:
+        """`_linear` with the prologue's addition in the same kernel; False, and nothing done, where none does that."""
+        return False
 
     def _adapted_linear(
         self,

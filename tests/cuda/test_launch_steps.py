@@ -7,6 +7,7 @@ that is allocated, and what a step needs must be there before the first one.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,7 +151,10 @@ def int8_weights(config: ModelConfig, dtype: Any, ops: Any, **settings: Any) -> 
     return replace(dense, layers=layers, embedding=table, lm_head=table)
 
 
-@pytest.fixture(scope="module", params=["qwen3-0.6b", "llama-8b", "llama-8b in order", "builtin", "builtin-int8"])
+MODELS = ["qwen3-0.6b", "llama-8b", "llama-8b in order", "gemma-3-4b", "builtin", "builtin-int8"]
+
+
+@pytest.fixture(scope="module", params=MODELS)
 def runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, maps_without_a_driver: None
 ) -> ModelRunner:
@@ -234,3 +238,17 @@ def test_of_the_last_layer_a_prompts_tokens_have_keys_and_values_alone(runner: M
     layers = runner.model.num_layers
     assert prompts == [6000] * (4 * (layers - 1) + 1) + [4] * 4, "out, up and down of the last layer, and the head"
     assert rows_of_products(batch_of([1] * 4, [9] * 4)) == [4] * (4 * layers + 1)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 16])
+def test_norms_and_gates_of_a_few_rows_are_parts_of_products(runner: ModelRunner, num_rows: int) -> None:
+    """But for those that Gemma 3 has behind its halves, with several rows and at the end."""
+    ops: Any = runner.decoder.ops
+    if runner.decoder.weights.embedding.dense is None or ops.batch_invariant:
+        pytest.skip("int8 weights and products in order are for other kernels")
+    halves = [half for layer in runner.model.layers for half in (layer.attention, layer.mlp)]
+    after = sum(half.norms.after is not None for half in halves)
+    names = Counter(launch.spec.name for launch in launches_of(runner, batch_of([1] * num_rows, [400] * num_rows)))
+    assert names["rmsnorm_add_kernel"] == (min(after, 1) if num_rows == 1 else after)
+    assert names["matmul_decode_kernel"] == 4 * runner.model.num_layers + 1
+    assert not names.keys() & {"rmsnorm_kernel", "gelu_mul_kernel", "silu_mul_kernel"}

@@ -18,7 +18,7 @@ from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import Ops
-from tessera.engine.ops.linear_interface import Accumulate, RMSNorm
+from tessera.engine.ops.linear_interface import Accumulate, Activate, AddedNorm, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -279,6 +279,40 @@ def test_a_norm_that_is_added_has_the_bits_of_two_steps(
     expected = cuda_ops.add(stream, cuda_ops.rmsnorm(x, weight, 1e-5)).numpy()
     assert cuda_ops.rmsnorm_add(x, weight, 1e-5, out=stream) is stream
     np.testing.assert_array_equal(stream.numpy(), expected)
+    before = from_numpy(random_array(2, shape, dtype, 5), device)
+    stream = poisoned(shape, dtype, device)
+    cuda_ops.rmsnorm_add(x, weight, 1e-5, stream=before, out=stream)
+    np.testing.assert_array_equal(stream.numpy(), expected)
+    np.testing.assert_array_equal(before.numpy(), random_array(2, shape, dtype, 5))
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("features", [64, 520, 2560, 6144, 6400])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_product_of_the_norm_of_a_sum(
+    gated: bool, features: int, rows: int, dtype: np.dtype[Any], cuda_ops: CudaOps
+) -> None:
+    """Of a row of 16-bit elements in one kernel, which also stores the sum."""
+    device, shape, columns = cuda_ops.device, (rows, features), 48
+    arrays = [random_array(seed, shape, dtype, scale) for seed, scale in ((1, 3), (2, 5))]
+    gains = [random_array(seed, (features,), dtype) for seed in (3, 4)]
+    weight = matrix(5, columns, features, dtype)
+    x, update, norm, update_norm, values = (from_numpy(array, device) for array in (*arrays, *gains, weight))
+    summed, normed = (poisoned(shape, dtype, device) for _ in range(2))
+    stored = LinearWeight.of(values)
+    out = poisoned((rows, columns // 2 if gated else columns), dtype, device)
+    gate = Activate("gelu_tanh_mul", poisoned((rows, columns), dtype, device)) if gated else None
+
+    added = AddedNorm(update, update_norm, 1e-5, summed)
+    cuda_ops.linear(x, stored, prologue=RMSNorm(norm, 1e-6, normed, added), epilogue=gate, out=out)
+    expected = empty(shape, dtype, device)
+    cuda_ops.rmsnorm_add(update, update_norm, 1e-5, stream=x, out=expected)
+    assert_close(summed.numpy(), expected.numpy().astype(np.float32), dtype)
+    again = empty(out.shape, dtype, device)
+    cuda_ops.linear(summed, stored, prologue=RMSNorm(norm, 1e-6, normed), epilogue=gate, out=again)
+    np.testing.assert_array_equal(out.numpy(), again.numpy())
+    np.testing.assert_array_equal(x.numpy(), arrays[0])
 
 
 @dtypes

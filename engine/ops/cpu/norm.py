@@ -14,9 +14,9 @@ class NormOps(Ops):
         store(out, rms_normalised(widen(x), widen(weight), eps))
 
     @np.errstate(all="ignore")
-    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, stream: Tensor, out: Tensor) -> None:
         normed = rounded(rms_normalised(widen(x), widen(weight), eps), out.dtype)
-        store(out, widen(out) + widen_array(normed))
+        store(out, widen(stream) + widen_array(normed))
 
     @np.errstate(all="ignore")
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:

@@ -16,6 +16,7 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack
 from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
+from tessera.engine.ops.cuda.linear.decode import takes_sum
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
 from tessera.engine.ops.cuda.lora import (
     groups_size,
@@ -26,7 +27,7 @@ from tessera.engine.ops.cuda.lora import (
 )
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
-from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue
+from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue, RMSNorm
 from tessera.engine.tensor import Tensor
 
 FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights have behind the product
@@ -51,6 +52,11 @@ class LinearOps(Fp8LinearOps):
             return
         if not self._fused(x, weight, prologue, epilogue, out):
             super()._linear(x, weight, prologue, epilogue, out)
+
+    def _linear_of_sum(
+        self, x: Tensor, weight: LinearWeight, prologue: RMSNorm, epilogue: Epilogue | None, out: Tensor
+    ) -> bool:
+        return weight.dense is not None and self._fused(x, weight, prologue, epilogue, out)
 
     def _product(self, x: Tensor, weight: LinearWeight, out: Tensor, accumulate: bool) -> None:
         values = weight.dense
@@ -114,6 +120,8 @@ class LinearOps(Fp8LinearOps):
                 return False  # a product alone
             operands = LinearOperands(x, values, None, out)
         else:
-            operands = LinearOperands(x, values, weight.bias, out, prologue.weight, prologue.eps)
+            operands = LinearOperands(x, values, weight.bias, out, prologue.weight, prologue.eps, prologue.added)
         problem = LinearProblem.of(operands, gated=gated, gelu=gelu, in_order=self.batch_invariant)
+        if operands.added is not None and not takes_sum(self.linear_kernels.choose(problem), operands):
+            return False
         return self.linear_kernels.launch(problem, operands)

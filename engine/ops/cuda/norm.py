@@ -29,6 +29,15 @@ class RmsnormParams(NamedTuple):
     eps: Float32
 
 
+class RmsnormAddParams(NamedTuple):
+    x: InT
+    stream: InT
+    weight: InT
+    out: OutT
+    hidden: Int32
+    eps: Float32
+
+
 class LayernormParams(NamedTuple):
     x: InT
     weight: InT
@@ -58,7 +67,7 @@ RMSNORM_ADD = KernelSpec(
     file="norm/rmsnorm.cu",
     name="rmsnorm_add_kernel",
     template=("T", "WHOLE"),
-    params=RmsnormParams,
+    params=RmsnormAddParams,
     overlaps=True,
     on_demand=True,
 )
@@ -77,7 +86,8 @@ NORM_COLUMNS = KernelSpec(
 )
 SPECS = (RMSNORM, RMSNORM_ADD, LAYERNORM, NORM_COLUMNS)
 
-declare_header("rmsnorm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (RmsnormParams,))
+RMSNORM_CONSTANTS = {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}
+declare_header("rmsnorm", __name__, RMSNORM_CONSTANTS, (RmsnormParams, RmsnormAddParams))
 declare_header("layernorm", __name__, params=(LayernormParams,))
 declare_header("columns", __name__, params=(NormColumnsParams,))
 
@@ -92,24 +102,25 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return flagged + [(LAYERNORM, (dtype,)) for dtype in dtypes]
 
 
+def _rmsnorm_template(x: Tensor, *others: Tensor) -> tuple[str, str]:
+    whole = x.shape[1] % CHUNK == 0 and aligned(16, x, *others)
+    return cuda_type(x.dtype), "true" if whole else "false"
+
+
 class NormOps(Ops):
     device: CudaDevice
 
     def _rmsnorm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        self._launch_rmsnorm(RMSNORM, x, weight, eps, out)
-
-    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        self._launch_rmsnorm(RMSNORM_ADD, x, weight, eps, out)
-
-    def _launch_rmsnorm(
-        self, spec: KernelSpec[RmsnormParams], x: Tensor, weight: Tensor, eps: float, out: Tensor
-    ) -> None:
         rows, hidden = x.shape
-        whole = hidden % CHUNK == 0 and aligned(16, x, weight, out)
-        template = (cuda_type(x.dtype), "true" if whole else "false")
-        config = rmsnorm_config(rows, hidden)
+        template = _rmsnorm_template(x, weight, out)
         params = RmsnormParams(x=x, weight=weight, out=out, hidden=hidden, eps=eps)
-        self.device.launch(spec, template, config, params)
+        self.device.launch(RMSNORM, template, rmsnorm_config(rows, hidden), params)
+
+    def _rmsnorm_add(self, x: Tensor, weight: Tensor, eps: float, stream: Tensor, out: Tensor) -> None:
+        rows, hidden = x.shape
+        template = _rmsnorm_template(x, weight, stream, out)
+        params = RmsnormAddParams(x=x, stream=stream, weight=weight, out=out, hidden=hidden, eps=eps)
+        self.device.launch(RMSNORM_ADD, template, rmsnorm_config(rows, hidden), params)
 
     def _layernorm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> None:
         rows, hidden = x.shape

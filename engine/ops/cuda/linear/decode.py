@@ -13,15 +13,18 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import Float32, InT, Int32, OutOut
-from tessera.engine.ops.cuda.candidates import Candidate
+from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, OutT
+from tessera.engine.ops.cuda.candidates import Candidate, Choice
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, SEGMENT, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, SEGMENT, WARP_SIZE, aligned, ceil_div
 from tessera.engine.tensor import bfloat16, float32
 
 
 class MatmulDecodeParams(NamedTuple):
     x: InT
+    update: InT
+    update_norm: InT
+    sum: OutT
     norm: InT
     weight: InT
     bias: InT
@@ -30,6 +33,7 @@ class MatmulDecodeParams(NamedTuple):
     out_features: Int32
     in_features: Int32
     eps: Float32
+    update_eps: Float32
     accumulate: Int32
     gated: Int32
 
@@ -46,7 +50,9 @@ SPECS = (MATMUL_DECODE,)
 WARPS = Constant(8, "of a block")
 UNIT = Constant(8, "rows of the weight that one tensor-core instruction takes")
 HALF_K = Constant(32, "elements of each row that a warp takes by 16 bytes a lane")
-declare_header("matmul_decode", __name__, {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K}, (MatmulDecodeParams,))
+SUM_VECTORS = Constant(3, "of 8 elements that a lane keeps of a row to which an update is added")
+CONSTANTS = {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K, "SUM_VECTORS": SUM_VECTORS}
+declare_header("matmul_decode", __name__, CONSTANTS, (MatmulDecodeParams,))
 
 THREADS = WARPS * WARP_SIZE
 SEGMENT_BYTES = SEGMENT * HALF_BYTES
@@ -86,8 +92,8 @@ class DecodeTile:
         return ceil_div(in_features, self.halves * HALF_K * WARPS)
 
     def fits(self, in_features: int, limit: int, *, normed: bool) -> bool:
-        """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
-        return self.shared_bytes(in_features, normed=normed) + WARPS * self.tokens * float32.itemsize <= limit
+        """Whether a block has this much shared memory, with the sums of squares of each warp's rows and update."""
+        return self.shared_bytes(in_features, normed=normed) + WARPS * (self.tokens + 1) * float32.itemsize <= limit
 
     def config(self, features: int, in_features: int, blocks: int, *, normed: bool) -> LaunchConfig:
         """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
@@ -150,6 +156,17 @@ def choose_decode_tile(
     return deep[-1] if deep and short.steps(in_features) * ceil_div(needed, units) > short.stages else short
 
 
+def takes_sum(choice: Choice | None, operands: LinearOperands) -> bool:
+    """Whether what was chosen adds `operands.added` to x: this kernel does, to the one row that a block keeps."""
+    added = operands.added
+    if choice is None or choice.candidate is not CANDIDATE or added is None:
+        return False
+    tile: DecodeTile = choice.plan
+    vectors = tile.steps(operands.x.shape[1]) * tile.halves * HALF_K // SEGMENT
+    fits = tile.tokens == 1 and vectors <= SUM_VECTORS * WARP_SIZE
+    return fits and aligned(SEGMENT_BYTES, added.update, added.weight, added.out)
+
+
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
@@ -174,8 +191,12 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
 
 def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operands: LinearOperands) -> None:
     config = tile.config(problem.features, problem.in_features, device.multiprocessors, normed=problem.normed)
+    added = operands.added
     params = MatmulDecodeParams(
         x=operands.x,
+        update=None if added is None else added.update,
+        update_norm=None if added is None else added.weight,
+        sum=None if added is None else added.out,
         norm=operands.norm,
         weight=operands.weight,
         bias=operands.bias,
@@ -184,10 +205,12 @@ def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operan
         out_features=problem.weight_rows,
         in_features=problem.in_features,
         eps=operands.eps,
+        update_eps=0.0 if added is None else added.eps,
         accumulate=problem.accumulates,
         gated=problem.gate,
     )
     device.launch(MATMUL_DECODE, tile.template(problem.dtype, problem.out_dtype), config, params)
 
 
-LINEAR.register(Candidate("decode", SPECS, _accepts, _launch, order=0))
+CANDIDATE = Candidate("decode", SPECS, _accepts, _launch, order=0)
+LINEAR.register(CANDIDATE)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.ops.cuda.candidates import CandidateTable
 from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
+from tessera.engine.ops.linear_interface import AddedNorm
 from tessera.engine.tensor import Tensor
 
 WIDE_BYTES = 16  # of the widest copies
@@ -25,6 +26,7 @@ class LinearOperands(NamedTuple):
     out: Tensor
     norm: Tensor | None = None
     eps: float = 0.0
+    added: AddedNorm | None = None  # to x, before the norm
 
 
 class LinearProblem(NamedTuple):
@@ -67,7 +69,7 @@ class LinearProblem(NamedTuple):
         in_order: bool = False,
         gelu: bool = False,
     ) -> LinearProblem:
-        x, weight, bias, out, norm, _ = operands
+        x, weight, bias, out, norm, *_ = operands
         num_rows, in_features = x.shape
         addresses = x.pointer | weight.pointer | (0 if norm is None else norm.pointer)
         out_aligned = out.pointer % WIDE_BYTES == 0
