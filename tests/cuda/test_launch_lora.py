@@ -93,8 +93,8 @@ def test_blocks_have_features_of_one_part(max_rank: int, features: int) -> None:
     assert shape.features(gated=False) == features
     assert shape.features(gated=True) == features // 2
     apart = expand_config(64, 16, (4096, 1024, 1000), shape, gated=False)
-    assert apart.grid == (20, 6 * 1024 // features, 1)
-    assert expand_config(64, 16, (14336, 14336), shape, gated=True).grid == (24, 2 * 14336 // features, 1)
+    assert apart.grid == (6 * 1024 // features, 20, 1)
+    assert expand_config(64, 16, (14336, 14336), shape, gated=True).grid == (2 * 14336 // features, 24, 1)
 
 
 def test_an_adapter_is_put_into_its_slot(runners: tuple[ModelRunner, ModelRunner], tmp_path: Path) -> None:

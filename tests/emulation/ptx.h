@@ -163,6 +163,7 @@ inline void ptx_ex2_approx_ftz_f32(float& y, float x) {
 }
 inline void ptx_rcp_approx_ftz_f32(float& y, float x) { y = 1.0f / x; }
 inline void ptx_griddepcontrol_wait() {}
+inline void ptx_cp_async_bulk_prefetch_L2_global(const void*, unsigned) {}
 inline void ptx_griddepcontrol_launch_dependents() {}
 
 inline void ptx_createpolicy_fractional_L2__evict_first_b64(unsigned long long& policy, double) {
