@@ -61,12 +61,11 @@ __device__ __forceinline__ void load_line(Line& line, const T* from, int columns
 // Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
 // until the product in front of that one begins.
 template <typename T>
-__device__ __forceinline__ void fetch_share(const T* b, long long elements) {
-  const int blocks = gridDim.y * gridDim.z;
-  const long long share = ceil_div<long long>(ceil_div<long long>(elements, SEGMENT), blocks) * SEGMENT;
-  const long long begin = share * (blockIdx.y * gridDim.z + blockIdx.z);
-  const long long size = min(share, elements - begin);
-  if (size > 0) prefetch_l2(b + begin, static_cast<unsigned>(size * sizeof(T)));
+__device__ __forceinline__ void fetch_share(const T* b, int elements) {
+  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
+  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
+  const int count = min(share, elements - begin);
+  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
 }
 
 // shrunk[slice, row, p, r] = sum over the slice's k of x[row, k] * a[slot, p, r, k], for r below the slot's
@@ -117,8 +116,8 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   load_a(k);
   if (LORA_FETCHES_B && gridDim.z > 1 && threadIdx.x == 0) {
     const bool is_first = blockIdx.x == 0 || RowTile(groups, num_rows, blockIdx.x - 1).slot != tile.slot;
-    const long long elements = static_cast<long long>(features) * max_rank;
-    if (is_first) fetch_share(b + tile.slot * elements, elements);
+    const int elements = features * max_rank;
+    if (is_first) fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
   }
   // Of x, at this lane's first segment; of places behind the last any row, whose sums are not stored.
   const T* rows[2];

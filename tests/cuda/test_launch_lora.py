@@ -77,6 +77,17 @@ def test_a_step_with_adapters_is_a_graph_of_two_kernels_a_product(
     assert not names["silu_mul_kernel"], "the kernel that adds adapters does it"
 
 
+def test_the_product_with_a_is_in_front_of_the_base(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    """It hides behind the weights that the next kernel fetches before it waits; that with B follows the product."""
+    batch = batch_of([1] * 12, [40] * 12)
+    batch.adapter_slots = np.arange(12, dtype=np.int32) % 4
+    names = [launch.spec.name for launch in launches_of(runners[1], batch)]
+    shrinks, expands = ([i for i, name in enumerate(names) if name == kernel] for kernel in LORA[1:])
+    for shrink, expand in zip(shrinks, expands, strict=True):
+        between = names[shrink + 1 : expand]
+        assert between and all("matmul" in name or "linear" in name for name in between), between
+
+
 def test_few_rows_have_a_block_for_each_slice_of_the_width() -> None:
     """64 rows over 16 adapters of rank 16, and a long prompt; without room for their sums blocks take all slices."""
     room = 64 * 3 * 16 * 14
