@@ -20,8 +20,8 @@ struct RowTile {
   }
 };
 
-// For blocks that have nothing to do. The next kernel waits for this one alone, so one block of the grid has to
-// wait for those before; all others make room at once.
+// For blocks that have nothing to do. The next kernel waits for this one alone, so one block of the grid has
+// to wait for those before; all others make room at once.
 __device__ __forceinline__ void leave_to_others() {
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_earlier_kernels();
 }
@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   const int warp = threadIdx.x / WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
   const RowTile tile(groups, num_rows, blockIdx.x);
+  const RowTile tile_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0));
   const int rank_blocks = ceil_div(max_rank, static_cast<int>(LORA_RANKS));
   const int part = blockIdx.y / rank_blocks;
   const int first = blockIdx.y % rank_blocks * LORA_RANKS;
@@ -114,11 +115,6 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
 
   int k = blockIdx.z * LORA_SLICE + warp * LORA_CHUNK;
   load_a(k);
-  if (LORA_FETCHES_B && gridDim.z > 1 && threadIdx.x == 0) {
-    const bool is_first = blockIdx.x == 0 || RowTile(groups, num_rows, blockIdx.x - 1).slot != tile.slot;
-    const int elements = features * max_rank;
-    if (is_first) fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
-  }
   // Of x, at this lane's first segment; of places behind the last any row, whose sums are not stored.
   const T* rows[2];
 #pragma unroll
@@ -132,6 +128,11 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     auto load = [](const T* from) { return load_updated(reinterpret_cast<const uint4*>(from)); };
     load_line(line, rows[half] + k, width - k - t * SEGMENT, load);
   };
+  const bool is_first_of_slot = blockIdx.x == 0 || tile_before.slot != tile.slot;
+  if (LORA_FETCHES_B && gridDim.z > 1 && threadIdx.x == 0 && is_first_of_slot) {
+    const int elements = features * max_rank;
+    fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
+  }
   wait_for_earlier_kernels();
 
   const int end =
