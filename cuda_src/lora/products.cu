@@ -20,6 +20,12 @@ struct RowTile {
   }
 };
 
+// For blocks that have nothing to do. The next kernel waits for this one alone, so one block of the grid has
+// to wait for those before; all others make room at once.
+__device__ __forceinline__ void leave_to_others() {
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_earlier_kernels();
+}
+
 // What a warp multiplies at a time of a row of an operand; lane (g, t) has the LORA_CHUNK / 4 elements that
 // are in segments t, t + 4, ... from `k` on. Both operands are given to mma in this order, so that lanes load
 // whole segments.
@@ -52,9 +58,20 @@ __device__ __forceinline__ void load_line(Line& line, const T* from, int columns
   }
 }
 
+// Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
+// until the product in front of that one begins.
+template <typename T>
+__device__ __forceinline__ void fetch_share(const T* b, int elements) {
+  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
+  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
+  const int count = min(share, elements - begin);
+  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
+}
+
 // shrunk[slice, row, p, r] = sum over the slice's k of x[row, k] * a[slot, p, r, k], for r below the slot's
 // rank; where the grid has one block for all slices, their sum in order as slice 0.
-//   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank on; factors
+//   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank on; b [slots,
+//        features, max_rank] T, only fetched into L2, and that if there are several slices; factors
 //        [slots, parts] float, 0: there is no such part; ranks [slots] int; groups of group_rows_kernel
 //   out: shrunk [slices, num_rows, parts, max_rank] float; only rows and parts with an adapter are written
 // Layout: row-major; x and a 16-byte aligned, width a multiple of 8.
@@ -75,13 +92,14 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   const int warp = threadIdx.x / WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
   const RowTile tile(groups, num_rows, blockIdx.x);
+  const RowTile tile_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0));
   const int rank_blocks = ceil_div(max_rank, static_cast<int>(LORA_RANKS));
   const int part = blockIdx.y / rank_blocks;
   const int first = blockIdx.y % rank_blocks * LORA_RANKS;
   const int rank = load_updated(ranks + tile.slot);
   const bool is_there = load_updated(factors + tile.slot * parts + part) != 0.0f;
   if (tile.count == 0 || first >= rank || !is_there) {
-    wait_for_earlier_kernels();  // the next kernel waits for this one alone
+    leave_to_others();
     return;
   }
   const int matrix = (tile.slot * parts + part) * max_rank + first;
@@ -110,6 +128,11 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     auto load = [](const T* from) { return load_updated(reinterpret_cast<const uint4*>(from)); };
     load_line(line, rows[half] + k, width - k - t * SEGMENT, load);
   };
+  const bool is_first_of_slot = blockIdx.x == 0 || tile_before.slot != tile.slot;
+  if (LORA_FETCHES_B && gridDim.z > 1 && threadIdx.x == 0 && is_first_of_slot) {
+    const int elements = features * max_rank;
+    fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
+  }
   wait_for_earlier_kernels();
 
   const int end =
@@ -191,6 +214,7 @@ __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PA
                                            long long slice_size, int max_rank, int slices, int rank,
                                            const float (&factors)[2]) {
   constexpr int ROUNDS = ceil_div(PARTS * MOST_RANKS, static_cast<int>(WARP_SIZE));
+  constexpr int BATCH = ROUNDS == 1 ? 16 : 4;  // slices whose sums are under way at a time
   constexpr int SHARING = MOST_RANKS < WARP_SIZE ? MOST_RANKS : WARP_SIZE;  // lanes of the same part
   const int lane = threadIdx.x % WARP_SIZE;
   auto part_of = [&](int i) { return (i * WARP_SIZE + lane) / MOST_RANKS; };
@@ -202,12 +226,20 @@ __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PA
     const int row = __shfl_sync(FULL_WARP, place < 8 ? rows[0] : rows[1], place % 8 * 4);
     const float* from = shrunk + row * row_size;
     float sums[ROUNDS] = {};
-#pragma unroll 4
-    for (int slice = 0; slice < slices; ++slice, from += slice_size) {
+    for (int slice = 0; slice < slices; slice += BATCH) {
+      float loaded[BATCH][ROUNDS];
 #pragma unroll
-      for (int i = 0; i < ROUNDS; ++i) {
-        const bool is_there = rank_of(i) < rank && factor_of(i) != 0.0f;
-        if (is_there) sums[i] += load_updated(from + part_of(i) * max_rank + rank_of(i));
+      for (int j = 0; j < BATCH; ++j, from += slice_size) {
+#pragma unroll
+        for (int i = 0; i < ROUNDS; ++i) {
+          const bool is_there = rank_of(i) < rank && factor_of(i) != 0.0f && slice + j < slices;
+          loaded[j][i] = is_there ? load_updated(from + part_of(i) * max_rank + rank_of(i)) : 0.0f;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+#pragma unroll
+        for (int i = 0; i < ROUNDS; ++i) sums[i] += loaded[j][i];
       }
     }
     float largest[PARTS] = {};
@@ -287,8 +319,9 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 //   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if GATED
 // Layout: row-major; b, out and activated 16-byte aligned, max_rank, features, second and third multiples of
 // 8; max_rank is 16 where MOST_RANKS is.
-// Grid: tiles, then if GATED tiles of LORA_ROWS rows for those without an adapter; blocks of 32 * GROUPS *
-// LORA_EXPAND_WARPS features of a part, or half as many of both parts if GATED.
+// Grid: blocks of 32 * GROUPS * LORA_EXPAND_WARPS features of a part, or half as many of both parts if GATED;
+// tiles, then if GATED tiles of LORA_ROWS rows for those without an adapter. Tiles without rows are the last
+// to start.
 // Block: LORA_EXPAND_WARPS warps. Shared memory: none dynamic.
 // Unit of work: a warp GROUPS times 32 features of the rows of a tile, 16 * STEPS ranks at a time, all of
 // them if MOST_RANKS is not more. The order of sums depends on the ranks alone.
@@ -306,19 +339,19 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
-  const bool is_adapted = !GATED || blockIdx.x < num_tiles;
-  const RowTile tile(groups, num_rows, is_adapted ? blockIdx.x : 0);
+  const bool is_adapted = !GATED || blockIdx.y < num_tiles;
+  const RowTile tile(groups, num_rows, is_adapted ? blockIdx.y : 0);
   if (is_adapted && tile.count == 0) {
-    wait_for_earlier_kernels();  // the next kernel waits for this one alone
+    leave_to_others();
     return;
   }
 
-  int part = 0, first = blockIdx.y * BLOCK_FEATURES, end = second;
+  int part = 0, first = blockIdx.x * BLOCK_FEATURES, end = second;
   if (!GATED) {
     const int blocks = ceil_div(second, BLOCK_FEATURES), more = ceil_div(third - second, BLOCK_FEATURES);
-    part = (blockIdx.y >= blocks) + (blockIdx.y >= blocks + more);
-    if (part == 1) first = second + (blockIdx.y - blocks) * BLOCK_FEATURES, end = third;
-    if (part == 2) first = third + (blockIdx.y - blocks - more) * BLOCK_FEATURES, end = features;
+    part = (blockIdx.x >= blocks) + (blockIdx.x >= blocks + more);
+    if (part == 1) first = second + (blockIdx.x - blocks) * BLOCK_FEATURES, end = third;
+    if (part == 2) first = third + (blockIdx.x - blocks - more) * BLOCK_FEATURES, end = features;
   }
   // Of a group the first feature, and whether this lane's segment of it is there.
   auto group_of = [&](int i) {
@@ -333,7 +366,7 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
     own_factors[0] = load_updated(factors + tile.slot * parts + part);
     if (GATED) own_factors[1] = load_updated(factors + tile.slot * parts + 1);
     if (!GATED && (rank == 0 || own_factors[0] == 0.0f)) {
-      wait_for_earlier_kernels();
+      leave_to_others();
       return;
     }
   }
@@ -378,8 +411,12 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   } else {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = (blockIdx.x - num_tiles) * LORA_ROWS + 8 * half + g;
+      const int row = (blockIdx.y - num_tiles) * LORA_ROWS + 8 * half + g;
       rows[half] = row < num_rows && load_updated(slots + row) < 0 ? row : -1;
+    }
+    if (!__any_sync(FULL_WARP, rows[0] >= 0 || rows[1] >= 0)) {
+      leave_to_others();
+      return;
     }
   }
   const bool has_more = !is_adapted || tile.count > 8;

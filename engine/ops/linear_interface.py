@@ -210,7 +210,14 @@ class LinearOps(LayerOps, CheckedOps):
         x A^T is in float32, and each sum is rounded once.
         """
 
-    def _add_adapters_and_activate(
+    def _begin_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        """What of `_add_adapters` does not need the product, in front of it."""
+
+    def _finish_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        """The rest of it, with the same tensors."""
+        self._add_adapters(x, stack, rows, out)
+
+    def _finish_adapters_and_activate(
         self,
         x: Tensor,
         stack: LoraStack,
@@ -219,8 +226,9 @@ class LinearOps(LayerOps, CheckedOps):
         product: Tensor,
         out: Tensor,
     ) -> None:
-        """`_add_adapters` to the product, then its activation into out; the product is undefined afterwards."""
-        self._add_adapters(x, stack, rows, product)
+        """The rest of `_add_adapters` to the product, then its activation into out; the product is undefined
+        afterwards."""
+        self._finish_adapters(x, stack, rows, product)
         self._activate(function, product, out)
 
     def _group_rows(self, rows: AdapterRows, num_slots: int) -> None:
@@ -262,11 +270,12 @@ class LinearOps(LayerOps, CheckedOps):
             self._normalise(x, prologue)
             x = prologue.scratch
         product = epilogue.scratch if isinstance(epilogue, Activate) else out
+        self._begin_adapters(x, stack, rows, product)
         self._linear(x, weight, None, epilogue if isinstance(epilogue, Accumulate) else None, product)
         if isinstance(epilogue, Activate):
-            self._add_adapters_and_activate(x, stack, rows, epilogue.function, product, out)
+            self._finish_adapters_and_activate(x, stack, rows, epilogue.function, product, out)
         else:
-            self._add_adapters(x, stack, rows, product)
+            self._finish_adapters(x, stack, rows, product)
 
     def _normalise(self, x: Tensor, norm: Prologue) -> None:
         """Into its scratch."""

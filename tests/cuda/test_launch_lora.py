@@ -77,6 +77,18 @@ def test_a_step_with_adapters_is_a_graph_of_two_kernels_a_product(
     assert not names["silu_mul_kernel"], "the kernel that adds adapters does it"
 
 
+def test_the_product_with_a_is_in_front_of_the_base(runners: tuple[ModelRunner, ModelRunner]) -> None:
+    """It hides behind the weights that the next kernel fetches before it waits; that with B follows the product."""
+    batch = batch_of([1] * 12, [40] * 12)
+    batch.adapter_slots = np.arange(12, dtype=np.int32) % 4
+    names = [launch.spec.name for launch in launches_of(runners[1], batch)]
+    shrinks, expands = ([i for i, name in enumerate(names) if name == kernel] for kernel in LORA[1:])
+    for shrink, expand in zip(shrinks, expands, strict=True):
+        between = names[shrink + 1 : expand]
+        assert between
+        assert all("matmul" in name or "linear" in name for name in between), between
+
+
 def test_few_rows_have_a_block_for_each_slice_of_the_width() -> None:
     """64 rows over 16 adapters of rank 16, and a long prompt; without room for their sums blocks take all slices."""
     room = 64 * 3 * 16 * 14
@@ -93,8 +105,8 @@ def test_blocks_have_features_of_one_part(max_rank: int, features: int) -> None:
     assert shape.features(gated=False) == features
     assert shape.features(gated=True) == features // 2
     apart = expand_config(64, 16, (4096, 1024, 1000), shape, gated=False)
-    assert apart.grid == (20, 6 * 1024 // features, 1)
-    assert expand_config(64, 16, (14336, 14336), shape, gated=True).grid == (24, 2 * 14336 // features, 1)
+    assert apart.grid == (6 * 1024 // features, 20, 1)
+    assert expand_config(64, 16, (14336, 14336), shape, gated=True).grid == (2 * 14336 // features, 24, 1)
 
 
 def test_an_adapter_is_put_into_its_slot(runners: tuple[ModelRunner, ModelRunner], tmp_path: Path) -> None:

@@ -163,6 +163,10 @@ inline void ptx_ex2_approx_ftz_f32(float& y, float x) {
 }
 inline void ptx_rcp_approx_ftz_f32(float& y, float x) { y = 1.0f / x; }
 inline void ptx_griddepcontrol_wait() {}
+inline void ptx_cp_async_bulk_prefetch_L2_global(const void* from, unsigned bytes) {
+  const bool fits = reinterpret_cast<std::uintptr_t>(from) % 16 == 0 && bytes % 16 == 0 && bytes > 0;
+  if (!fits) emulated::fail("a prefetch that is not of aligned units of 16 bytes");
+}
 inline void ptx_griddepcontrol_launch_dependents() {}
 
 inline void ptx_createpolicy_fractional_L2__evict_first_b64(unsigned long long& policy, double) {

@@ -16,7 +16,7 @@ from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.lora import TILE_INTS, launch_adapters_silu_mul, num_slices, num_tiles
+from tessera.engine.ops.cuda.lora import TILE_INTS, launch_expand_silu_mul, num_slices, num_tiles
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.runner.model_runner import ModelRunner
@@ -213,7 +213,8 @@ def test_silu_after_adapters_small(dtype: Any, max_rank: int, cuda_ops: CudaOps)
     cuda_ops._add_adapters(x, stack, rows, product)
     cuda_ops._activate("silu_mul", product, apart)
     product = from_numpy(values, cuda_ops.device)
-    assert launch_adapters_silu_mul(cuda_ops.device, x, stack, rows, product, fused)
+    cuda_ops._begin_adapters(x, stack, rows, product)
+    assert launch_expand_silu_mul(cuda_ops.device, x, stack, rows, product, fused)
     np.testing.assert_array_equal(fused.numpy(), apart.numpy())
 
 

@@ -85,6 +85,13 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Start fetching `bytes` into L2, a multiple of 16 as the address is; below sm_90 it does nothing.
+__device__ __forceinline__ void prefetch_l2(const void* global, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes));
+#endif
+}
+
 // 16 bytes of memory that no kernel running now writes, read once: kept out of L1.
 __device__ __forceinline__ uint4 load_once_16(const void* global) {
   uint4 v;

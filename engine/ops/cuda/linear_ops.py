@@ -21,9 +21,10 @@ from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, Linea
 from tessera.engine.ops.cuda.lora import (
     groups_size,
     instantiations,
-    launch_adapters,
-    launch_adapters_silu_mul,
+    launch_expand,
+    launch_expand_silu_mul,
     launch_group_rows,
+    launch_shrink,
 )
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
@@ -81,9 +82,16 @@ class LinearOps(Fp8LinearOps):
         launch_group_rows(self.device, rows, num_slots)
 
     def _add_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
-        launch_adapters(self.device, x, stack, rows, out)
+        self._begin_adapters(x, stack, rows, out)
+        self._finish_adapters(x, stack, rows, out)
 
-    def _add_adapters_and_activate(
+    def _begin_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        launch_shrink(self.device, x, stack, rows, out)
+
+    def _finish_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+        launch_expand(self.device, x, stack, rows, out)
+
+    def _finish_adapters_and_activate(
         self,
         x: Tensor,
         stack: LoraStack,
@@ -92,9 +100,9 @@ class LinearOps(Fp8LinearOps):
         product: Tensor,
         out: Tensor,
     ) -> None:
-        fused = function == "silu_mul" and launch_adapters_silu_mul(self.device, x, stack, rows, product, out)
+        fused = function == "silu_mul" and launch_expand_silu_mul(self.device, x, stack, rows, product, out)
         if not fused:
-            super()._add_adapters_and_activate(x, stack, rows, function, product, out)
+            super()._finish_adapters_and_activate(x, stack, rows, function, product, out)
 
     def _fused(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor

@@ -38,12 +38,14 @@ class GroupRowsParams(NamedTuple):
 class LoraShrinkParams(NamedTuple):
     x: InT
     a: InT
+    b: InT
     factors: InFloat
     ranks: InInt
     groups: InInt
     shrunk: OutFloat
     num_rows: Int32
     width: Int32
+    features: Int32
     parts: Int32
     max_rank: Int32
 
@@ -147,6 +149,7 @@ LORA_CHUNK = Constant(128, "of the width, that a warp of lora_shrink_kernel take
 LORA_SHRINK_WARPS = Constant(8)
 LORA_SLICE = Constant(LORA_SHRINK_WARPS * LORA_CHUNK, "of the width, of one sum of its chunks")
 LORA_EXPAND_WARPS = Constant(4)
+LORA_FETCHES_B = Constant(1, "whether lora_shrink_kernel fetches B into L2 for few rows")
 LORA_WARP_RANKS = Constant(LORA_RANKS // LORA_SHRINK_WARPS, "of a warp of lora_shrink_any_kernel")
 LORA_FEATURES = Constant(256, "of a block of lora_expand_any_kernel")
 LORA_STAGE = Constant(32, "ranks that it has in shared memory at a time")
@@ -163,6 +166,7 @@ declare_header(
         "LORA_SHRINK_WARPS": LORA_SHRINK_WARPS,
         "LORA_SLICE": LORA_SLICE,
         "LORA_EXPAND_WARPS": LORA_EXPAND_WARPS,
+        "LORA_FETCHES_B": LORA_FETCHES_B,
         "LORA_WARP_RANKS": LORA_WARP_RANKS,
         "LORA_FEATURES": LORA_FEATURES,
         "LORA_STAGE": LORA_STAGE,
@@ -243,15 +247,24 @@ def launch_group_rows(device: CudaDevice, rows: AdapterRows, num_slots: int) -> 
     device.launch(GROUP_ROWS, (), LaunchConfig((1, 1, 1), (threads, 1, 1)), params)
 
 
-def launch_adapters(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+def launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+    """x A^T, for `launch_expand` of the same tensors. In front of the product, whose kernel then fetches its weights
+    meanwhile."""
+    if _fits_tensor_cores(x, stack, out):
+        _launch_shrink(device, x, stack, rows)
+    else:
+        _launch_shrink_any(device, x, stack, rows)
+
+
+def launch_expand(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
     """out += factor * (x A^T) B^T in the rows that have an adapter."""
     if _fits_tensor_cores(x, stack, out):
-        _launch_expand(device, stack, rows, out, None, _launch_shrink(device, x, stack, rows))
+        _launch_expand(device, x, stack, rows, out, None)
     else:
-        _launch_any(device, x, stack, rows, out)
+        _launch_expand_any(device, stack, rows, out)
 
 
-def launch_adapters_silu_mul(
+def launch_expand_silu_mul(
     device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, product: Tensor, out: Tensor
 ) -> bool:
     """The same with SiLU of the first half of the features times the second; False, and nothing done, where no kernel
@@ -259,7 +272,7 @@ def launch_adapters_silu_mul(
     inner = out.shape[1]
     if stack.part_rows != (inner, inner) or not _fits_tensor_cores(x, stack, product) or not aligned(16, out):
         return False
-    _launch_expand(device, stack, rows, product, out, _launch_shrink(device, x, stack, rows))
+    _launch_expand(device, x, stack, rows, product, out)
     return True
 
 
@@ -294,37 +307,41 @@ def expand_config(
     """With `gated` a block has features of both parts, and there are tiles for rows without an adapter."""
     tiles, features = num_tiles(num_rows, num_slots), shape.features(gated)
     if gated:
-        grid = (tiles + ceil_div(num_rows, LORA_ROWS), ceil_div(part_rows[0], features), 1)
+        grid = (ceil_div(part_rows[0], features), tiles + ceil_div(num_rows, LORA_ROWS), 1)
     else:
-        grid = (tiles, sum(ceil_div(count, features) for count in part_rows), 1)
+        grid = (sum(ceil_div(count, features) for count in part_rows), tiles, 1)
     return LaunchConfig(grid, (LORA_EXPAND_WARPS * WARP_SIZE, 1, 1))
 
 
-def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows) -> int:
-    """Returns: the slices whose sums it writes."""
+def _shrink_config(device: CudaDevice, x: Tensor, stack: LoraStack) -> LaunchConfig:
     num_rows, width = x.shape
     num_slots, parts, max_rank, _ = stack.a.shape
-    selection = stack.selection
-    room = selection.shrunk.size
-    config = shrink_config(num_rows, num_slots, parts, max_rank, width, room, device.multiprocessors)
+    room = stack.selection.shrunk.size
+    return shrink_config(num_rows, num_slots, parts, max_rank, width, room, device.multiprocessors)
+
+
+def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows) -> None:
+    num_rows, width = x.shape
+    _, parts, max_rank, _ = stack.a.shape
     params = LoraShrinkParams(
         x=x,
         a=stack.a,
+        b=stack.b,
         factors=stack.factors,
-        ranks=selection.ranks,
+        ranks=stack.selection.ranks,
         groups=rows.groups,
-        shrunk=selection.shrunk,
+        shrunk=stack.selection.shrunk,
         num_rows=num_rows,
         width=width,
+        features=stack.b.shape[1],
         parts=parts,
         max_rank=max_rank,
     )
-    device.launch(LORA_SHRINK, (cuda_type(x.dtype),), config, params)
-    return config.grid[2]
+    device.launch(LORA_SHRINK, (cuda_type(x.dtype),), _shrink_config(device, x, stack), params)
 
 
 def _launch_expand(
-    device: CudaDevice, stack: LoraStack, rows: AdapterRows, out: Tensor, activated: Tensor | None, slices: int
+    device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, activated: Tensor | None
 ) -> None:
     num_rows, features = out.shape
     num_slots, parts, max_rank, _ = stack.a.shape
@@ -345,7 +362,7 @@ def _launch_expand(
         features=features,
         parts=parts,
         max_rank=max_rank,
-        slices=slices,
+        slices=_shrink_config(device, x, stack).grid[2],
         second=second,
         third=third,
     )
@@ -353,32 +370,34 @@ def _launch_expand(
     device.launch(LORA_EXPAND, shape.template(cuda_type(out.dtype), gated), config, params)
 
 
-def _launch_any(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+def _launch_shrink_any(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows) -> None:
     num_rows, width = x.shape
     num_slots, parts, max_rank, _ = stack.a.shape
-    features = out.shape[1]
-    selection = stack.selection
-    tiles = num_tiles(num_rows, num_slots)
-    template = (cuda_type(x.dtype),)
-    shrink = LoraShrinkAnyParams(
+    params = LoraShrinkAnyParams(
         x=x,
         a=stack.a,
         factors=stack.factors,
-        ranks=selection.ranks,
+        ranks=stack.selection.ranks,
         groups=rows.groups,
-        shrunk=selection.shrunk,
+        shrunk=stack.selection.shrunk,
         num_rows=num_rows,
         width=width,
         parts=parts,
         max_rank=max_rank,
     )
-    grid = (tiles, parts, ceil_div(max_rank, LORA_RANKS))
-    device.launch(LORA_SHRINK_ANY, template, LaunchConfig(grid, (LORA_SHRINK_WARPS * WARP_SIZE, 1, 1)), shrink)
+    grid = (num_tiles(num_rows, num_slots), parts, ceil_div(max_rank, LORA_RANKS))
+    config = LaunchConfig(grid, (LORA_SHRINK_WARPS * WARP_SIZE, 1, 1))
+    device.launch(LORA_SHRINK_ANY, (cuda_type(x.dtype),), config, params)
+
+
+def _launch_expand_any(device: CudaDevice, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+    num_rows, features = out.shape
+    num_slots, parts, max_rank, _ = stack.a.shape
     second, third = _part_starts(stack)
-    expand = LoraExpandAnyParams(
-        shrunk=selection.shrunk,
+    params = LoraExpandAnyParams(
+        shrunk=stack.selection.shrunk,
         b=stack.b,
-        ranks=selection.ranks,
+        ranks=stack.selection.ranks,
         groups=rows.groups,
         out=out,
         num_rows=num_rows,
@@ -388,8 +407,8 @@ def _launch_any(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRo
         second=second,
         third=third,
     )
-    grid = (tiles, ceil_div(features, LORA_FEATURES), 1)
-    device.launch(LORA_EXPAND_ANY, template, LaunchConfig(grid, (LORA_FEATURES, 1, 1)), expand)
+    grid = (num_tiles(num_rows, num_slots), ceil_div(features, LORA_FEATURES), 1)
+    device.launch(LORA_EXPAND_ANY, (cuda_type(stack.b.dtype),), LaunchConfig(grid, (LORA_FEATURES, 1, 1)), params)
 
 
 def _part_starts(stack: LoraStack) -> tuple[int, int]:
