@@ -56,6 +56,8 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
 template <typename T, bool ADDS>
 __global__ void __launch_bounds__(THREADS) all_reduce_parts_kernel(ALL_REDUCE_PARTS_PARAMS(T)) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();  // of this rank; the others write here once it has told them where
   Peers peers(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_PARTS);
   peers.meet(START, x, residual);
   const long long chunks = ceil_div(size, static_cast<long long>(CHUNK));

@@ -39,7 +39,7 @@ ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the a
 MEETINGS = Constant(ADDRESSES + 2 * MAX_RANKS * MAX_BLOCKS * 8, "where each block counts its meetings by packets")
 PACKETS = Constant(MEETINGS + MAX_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
 BLOCK_PACKETS = Constant(THREADS * CHUNK, "of a block and a rank: 8 bytes each, with 4 of data")
-PART_CHUNKS = Constant(4, "of a thread, of a sum in two shots, that are on their way at once")
+PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
 PACKET_THREADS = Constant(BLOCK_PACKETS * 2 // (CHUNK * NORM_CHUNKS), "of a row that is sent in packets, at most")
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
@@ -174,7 +174,12 @@ ALL_REDUCE = KernelSpec(
     "collectives/all_reduce.cu", "all_reduce_kernel", ("T", "ADDS"), AllReduceParams, overlaps=True, on_demand=True
 )
 ALL_REDUCE_PARTS = KernelSpec(
-    "collectives/all_reduce.cu", "all_reduce_parts_kernel", ("T", "ADDS"), AllReducePartsParams, on_demand=True
+    "collectives/all_reduce.cu",
+    "all_reduce_parts_kernel",
+    ("T", "ADDS"),
+    AllReducePartsParams,
+    overlaps=True,
+    on_demand=True,
 )
 ALL_REDUCE_NORM = KernelSpec(
     "collectives/all_reduce_norm.cu",
