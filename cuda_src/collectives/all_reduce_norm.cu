@@ -12,6 +12,14 @@ __device__ __forceinline__ void load_words(const T* source, ChunkWords<T>& words
   }
 }
 
+template <typename T>
+__device__ __forceinline__ void store_words(T* target, const ChunkWords<T>& words) {
+#pragma unroll
+  for (int w = 0; w < ChunkWords<T>::WORDS; w += 4)
+    reinterpret_cast<uint4*>(target)[w / 4] =
+        make_uint4(words.of[w], words.of[w + 1], words.of[w + 2], words.of[w + 3]);
+}
+
 // residual += x of rank 0 + x of rank 1 + ..., rounded once; normed = RMSNorm of a row of it, as
 // rmsnorm_kernel. Every rank sends its rows to all others in packets.
 //   in:  x [rows, hidden] T, weight [hidden] T, boxes [ranks + 1] addresses
@@ -34,10 +42,10 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; ++c) load_words(row + (c < count ? first + c * stride : 0), words[c]);
   };
-  auto store = [&](T* row, const float (&values)[ROW_CHUNKS][CHUNK]) {
+  auto store = [&](T* row, const Words (&words)[ROW_CHUNKS]) {
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; ++c) {
-      if (c < count) store_floats(row + first + c * stride, CHUNK, values[c]);
+      if (c < count) store_words(row + first + c * stride, words[c]);
     }
   };
   Packets packets(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_NORM);
@@ -85,17 +93,19 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
   for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) {
-      sums[c][j] = c < count ? to_float(from_float<T>(sums[c][j])) : 0.0f;
+      stream[c].elements[j] = from_float<T>(sums[c][j]);
+      sums[c][j] = c < count ? to_float(stream[c].elements[j]) : 0.0f;
       sum_of_squares = fmaf(sums[c][j], sums[c][j], sum_of_squares);
     }
   }
-  store(residual + start, sums);
+  store(residual + start, stream);
   const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
 #pragma unroll
   for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sums[c][j] = sums[c][j] * inverse_rms * to_float(gains[c].elements[j]);
+    for (int j = 0; j < CHUNK; ++j)
+      gains[c].elements[j] = from_float<T>(sums[c][j] * inverse_rms * to_float(gains[c].elements[j]));
   }
-  store(normed + start, sums);
+  store(normed + start, gains);
   packets.finish();
 }

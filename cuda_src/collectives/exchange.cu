@@ -79,9 +79,11 @@ __global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_
 // Grid: ceil(size / THREADS). Block: THREADS. Shared memory: none.
 // Unit of work: one thread an id.
 __global__ void __launch_bounds__(THREADS) own_ids_kernel(OWN_IDS_PARAMS) {
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const int i = blockIdx.x * THREADS + threadIdx.x;
   if (i >= size) return;
-  int id = ids[i];
-  if (id < 0 && sampled != nullptr) id = sampled[-1 - id];
+  int id = load_updated(ids + i);
+  if (id < 0 && sampled != nullptr) id = load_updated(sampled - 1 - id);
   out[i] = id < first ? LARGEST_ID : id - first;  // `first` is at least 0
 }

@@ -194,7 +194,7 @@ BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), Broadc
 ALL_REDUCE_MAX = KernelSpec(
     "collectives/exchange.cu", "all_reduce_max_kernel", (), AllReduceMaxParams, overlaps=True, on_demand=True
 )
-OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
+OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, overlaps=True, on_demand=True)
 SLICE_BEST = KernelSpec("sampling/slice.cu", "slice_best_kernel", (), SliceBestParams, overlaps=True, on_demand=True)
 SLICE_CHOICE = KernelSpec(
     "sampling/slice.cu", "slice_choice_kernel", (), SliceChoiceParams, overlaps=True, on_demand=True
