@@ -93,7 +93,7 @@ FEWEST, FEW = Mxfp4Tile(8, 1, 8, 4), Mxfp4Tile(8, 1, 4, 4)
 TILES = (Mxfp4Tile(32, 16, 1, 2), Mxfp4Tile(16, 16, 1, 3), FEWEST, FEW)
 MOST_TOKENS_OF_FEW = 8  # of a step, whatever experts they choose
 ROWS_OF_WIDEST = 8  # of an expert on average, from which on tiles are of 32 rows
-MOST_ROWS = 256  # of an expert on average; more are multiplied by dequantised weights
+MOST_ROWS = 192  # of an expert on average; more are multiplied by dequantised weights
 
 
 def kernels_of(format: PackedFormat, dtype: str) -> list[Instantiation]:
