@@ -20,18 +20,19 @@ __device__ __forceinline__ void leave_cluster() {
 // `dequantize_blocks_kernel` gives.
 //   in:  x [num_rows, in_features] T; bias [out_features] T or null; codes [out_features, any] unsigned and
 //        headers [out_features, any] unsigned, as packed
-//   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart.
-//   A
-//        float out takes no bias, accumulate or silu_mul
-// Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples
-// of 8. Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a
-// cluster of that many blocks a tile, each of which has a slice of k, between steps of 128 elements, and
-// finishes a share of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters
-// of blocks that have neighbouring features and send each other half of x; not with splits. Block: WARPGROUPS
-// warp groups that multiply, and one that copies x. Shared memory: `stages` times TOKENS * 128 * sizeof(T) of
-// x; CHUNK_TOKENS tokens' sums on their way out; for each warp group AHEAD steps of codes and headers. Unit
-// of work: one block a tile at a time, one warp group 64 features of it. Products read half a step's elements
-// from registers while the next half's are made.
+//   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart;
+//        a float out takes no bias, accumulate or silu_mul
+// Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples of
+// eight.
+// Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster
+// of that many blocks a tile, each of which has a slice of k, between steps of 128 elements, and finishes a
+// share of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters of blocks
+// that have neighbouring features and send each other half of x; not with splits.
+// Block: WARPGROUPS warp groups that multiply, and one that copies x.
+// Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out;
+// for each warp group AHEAD steps of codes and headers.
+// Unit of work: one block a tile at a time, one warp group 64 features of it. Products read half a step's
+// elements from registers while the next half's are made.
 template <typename T, typename Out, typename F, int WARPGROUPS, int TOKENS>
 __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     sm90_block_fragments_kernel(SM90_BLOCK_FRAGMENTS_PARAMS(T, Out)) {
