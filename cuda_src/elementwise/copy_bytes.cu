@@ -7,8 +7,8 @@
 //   out: target [size] bytes
 // Layout: contiguous; both begin at a multiple of a piece.
 // Grid: blocks that cover the size. Block: 256 threads. Shared memory: none.
-// Unit of work: PIECES pieces per thread, all of them loaded before the first is stored, so that their latencies on
-// the bus overlap; and in the first block the bytes behind the last whole piece, one per thread.
+// Unit of work: PIECES pieces per thread, all of them loaded before the first is stored, so that their
+// latencies on the bus overlap; and in the first block the bytes behind the last whole piece, one per thread.
 template <typename Piece>
 __global__ void copy_bytes_kernel(COPY_BYTES_PARAMS) {
   static_assert(sizeof(Piece) <= 16, "a thread moves at most 16 bytes at a time");

@@ -1,5 +1,5 @@
-// Low-rank adapters of several models beside one product: see engine/formats/lora.py. Groups of rows, and products
-// of elements that products.cu does not take.
+// Low-rank adapters of several models beside one product: see engine/formats/lora.py. Groups of rows, and
+// products of elements that products.cu does not take.
 
 #include "common.cuh"
 #include "generated/lora.cuh"
@@ -74,7 +74,8 @@ __global__ void __launch_bounds__(LORA_SLOTS) group_rows_kernel(GROUP_ROWS_PARAM
 // Unit of work: a tile by LORA_RANKS ranks of a part; a warp LORA_WARP_RANKS of them. The order of a row's
 // sums depends on the width alone.
 template <typename T>
-__global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE) lora_shrink_any_kernel(LORA_SHRINK_ANY_PARAMS(T)) {
+__global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE)
+    lora_shrink_any_kernel(LORA_SHRINK_ANY_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   static_assert(LORA_RANKS == LORA_SHRINK_WARPS * LORA_WARP_RANKS, "the warps share a block's ranks");
   static_assert(LORA_ROWS <= WARP_SIZE, "a lane knows each row of a tile");

@@ -176,7 +176,8 @@ inline void ptx_createpolicy_fractional_L2__evict_unchanged_b64(unsigned long lo
   policy = 2;
 }
 inline void ptx_cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0) emulated::fail("a prefetch from a misaligned address");
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
+    emulated::fail("a prefetch from a misaligned address");
   if (bytes <= 0 || bytes % 16 != 0) emulated::fail("a prefetch of a wrong number of bytes");
   const volatile char* const first = static_cast<const char*>(from);
   (void)first[0];
@@ -213,11 +214,13 @@ inline void ptx_ld_global_nc_L1__no_allocate_v4_u32(unsigned& x, unsigned& y, un
   const uint4 v = *static_cast<const uint4*>(from);
   x = v.x, y = v.y, z = v.z, w = v.w;
 }
-inline void ptx_ld_global_nc_L1__no_allocate_L2__256B_v4_u32(unsigned& x, unsigned& y, unsigned& z, unsigned& w,
-                                                             const void* from) {
+inline void ptx_ld_global_nc_L1__no_allocate_L2__256B_v4_u32(unsigned& x, unsigned& y, unsigned& z,
+                                                             unsigned& w, const void* from) {
   ptx_ld_global_nc_L1__no_allocate_v4_u32(x, y, z, w, from);
 }
-inline void ptx_ld_global_nc_u8(unsigned& v, const void* from) { v = *static_cast<const unsigned char*>(from); }
+inline void ptx_ld_global_nc_u8(unsigned& v, const void* from) {
+  v = *static_cast<const unsigned char*>(from);
+}
 inline void ptx_ld_global_L1__no_allocate_u32(unsigned& v, const void* from) {
   v = *static_cast<const unsigned*>(from);
 }
