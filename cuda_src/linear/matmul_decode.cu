@@ -20,12 +20,13 @@ constexpr int MIN_BLOCKS = UNITS > 6     ? 1
 //        it, at most SUM_VECTORS vectors of a lane; norm [in_features] T or null; weight
 //        [out_features, in_features] T; bias [out_features] T or null
 //   out: sum as x, neither x nor update; out [num_rows, out_features, or half of it if `gated`] Out (T or
-//   float); `gated` takes no bias and
-//        does not accumulate
+//        float); `gated` takes no bias and does not accumulate
 // Layout: row-major; x, update, sum, norms and weight 16-byte aligned, in_features a multiple of 8, out and
-// its rows aligned to two elements. Grid: any number of blocks; they share the weight's units of 8 rows
-// (gated: 8 gates and their ups) evenly. Block: 256 threads. Shared memory: `DecodeTile.shared_bytes` in
-// engine/ops/cuda/linear/decode.py. Unit of work: a block's warps take every eighth step of k each, of UNITS
+// its rows aligned to two elements.
+// Grid: any number of blocks; they share the weight's units of 8 rows (gated: 8 gates and their ups) evenly.
+// Block: 256 threads.
+// Shared memory: `DecodeTile.shared_bytes` in engine/ops/cuda/linear/decode.py.
+// Unit of work: a block's warps take every eighth step of k each, of UNITS
 // units at a time (a tile), and are added in order at its end, so the order of a row's sums depends on
 // in_features, UNITS and HALVES alone. A lane copies just the weights that it gives to the tensor cores,
 // through a ring of its own, so that no barrier delays the stream: the k of an instruction may be in any
