@@ -266,14 +266,8 @@ struct RowSum {
   // Before earlier kernels have ended.
   __device__ __forceinline__ void load_gains(const Steps& steps, int in_features) {
     if (update == nullptr) return;
-<<<<<<< HEAD
     each_vector(steps, in_features,
-                [&](int i, int k) { gains[i] = __ldg(reinterpret_cast<const uint4*>(update_norm + k)); });
-=======
-    each_vector(steps, in_features, [&](int i, int k) {
-      gains[i] = *reinterpret_cast<const uint4*>(update_norm + k);
-    });
->>>>>>> 00f878e3 (linear: load the gains of a row's update as other norms do)
+                [&](int i, int k) { gains[i] = *reinterpret_cast<const uint4*>(update_norm + k); });
   }
 
   // row [SUM_VECTORS]: zeros beyond in_features. All threads of the block must call.

@@ -46,7 +46,9 @@ def layer_launches(name: str, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
     monkeypatch.setattr(block_kernels, "LAYERS", 1)
     for make in ("lines_map", "words_map"):
         monkeypatch.setattr(sm90_row, make, lambda *_: bytes(128))
-    monkeypatch.setattr(block_kernels, "random_part", lambda ops, *of_part: WeightPart.empty(*of_part[:-1], ops.device))
+    monkeypatch.setattr(
+        block_kernels, "random_part", lambda ops, format, n, k, bits: WeightPart.empty(format, n, k, ops.device)
+    )
     ops = CudaOps(cast(CudaDevice, device))
     block_kernels.measure_layers(ops, cast(CudaDevice, device), KERNEL_FORMATS[name], bits=None)
     launches = [*chains[PRODUCTS], *chains[-1]]

@@ -68,7 +68,7 @@ def arrays(inputs: StepInputs) -> list[Any]:
         metadata.table_rows,
         metadata.cu_seqlens_q,
         metadata.context_lens,
-        *inputs.updates,
+        *(inputs.updates or ()),
     )
     return [tensor.numpy().tolist() for tensor in tensors] + [inputs.sampling_rows.numpy().tobytes()]
 
@@ -104,7 +104,9 @@ def test_padding_that_an_earlier_step_has_left_is_that_of_a_new_one() -> None:
         kept[number].submit(batch, batch.table_updates if rng.random() < 0.5 and number == 0 else None)
         fresh = make(StepUpload(CPU, 1 << 16), shapes[number])
         fresh.submit(batch, None)
-        if kept[number].updates[0].numpy().max() < 0:
+        updates = kept[number].updates
+        assert updates is not None
+        if updates[0].numpy().max() < 0:
             assert arrays(kept[number]) == arrays(fresh)
         else:
             assert arrays(kept[number])[:7] == arrays(fresh)[:7]
