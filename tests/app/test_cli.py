@@ -118,7 +118,7 @@ class Served:
         pid = self.process.pid
         found = {}
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
                 words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
                 if "-m" in words:
                     found[words[words.index("-m") + 1]] = int(child)
