@@ -1,8 +1,8 @@
 """The order in which requests start their work on the event loop: in turn by account, a few in each of its passes.
 
 All that are ready in one pass of the loop would run in it otherwise: hundreds of one key's requests that arrive
-together would hold up every other key's for as long as they take. Where only one key has requests there is nobody to
-hold up, and a pass has more of them: tokens of those that have started come between the passes, and delay the rest.
+together would hold up every other key's for as long as they take. Where only one key has requests, a pass has more of
+them: the tokens of those that have started come between the passes, and delay the rest.
 """
 
 from __future__ import annotations

@@ -188,24 +188,21 @@ class CudaDevice(Device):
         check(driver.cuMemcpyDtoHAsync, _address(array), pointer, array.nbytes, self.stream)
 
     def upload_small(self, pointer: int, array: np.ndarray[Any, Any]) -> None:
-        """As `upload_async`, past the copies of other streams; see `cuda.memory`."""
+        """As `upload_async`, past the copies of other streams; see `cuda.small_copies`."""
         self.transfers.uploads += 1
         self.transfers.upload_bytes += array.nbytes
-        self._copy_small(pointer, _address(array), array.nbytes)
+        self.copy_small(pointer, _address(array), array.nbytes)
 
     def download_small(self, array: np.ndarray[Any, Any], pointer: int) -> None:
         """As `download_async`, likewise."""
         self.transfers.downloads += 1
         self.transfers.download_bytes += array.nbytes
-        self._copy_small(_address(array), pointer, array.nbytes)
+        self.copy_small(_address(array), pointer, array.nbytes)
 
     def copy_small(self, destination: int, source: int, nbytes: int) -> None:
         """As `copy`, likewise."""
-        self._copy_small(destination, source, nbytes)
-
-    def _copy_small(self, target: int, source: int, nbytes: int) -> None:
-        piece = piece_bytes(target, source)
-        params = CopyBytesParams(source=source, target=target, size=nbytes)
+        piece = piece_bytes(destination, source)
+        params = CopyBytesParams(source=source, target=destination, size=nbytes)
         self.launch(COPY_BYTES, (PIECE_TYPES[piece],), copy_config(nbytes, piece), params)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
