@@ -3,9 +3,8 @@
 #pragma once
 
 #include "block_product.cuh"
+#include "expert_epilogue.cuh"
 #include "expert_tiles.cuh"
-#include "generated/expert_decode.cuh"
-#include "swiglu.cuh"
 
 // A block's tiles of UNITS units of an expert's rows; gated, half as many gates and their ups.
 template <int UNITS>
@@ -177,59 +176,4 @@ class ExpertBlockProducer {
   const unsigned* headers_from_;  // the word that this lane copies
   int tile_units_ = 0;            // units of the tile in which this lane has a row
   TileRows<T, V::GROUPS> rows_;
-};
-
-// Epilogue: adds the warps' sums and the bias, and multiplies the gate; as DecodeEpilogue.
-template <typename V>
-struct ExpertBlockEpilogue {
-  using T = typename V::T;
-
-  const ExpertUnits<V::UNITS>& units;
-  const T* bias;
-  T* out;
-  int activation;
-
-  __device__ __forceinline__ void store(const ExpertTile& tile, const float2* partial) const {
-#pragma unroll
-    for (int i = 0; i < V::ITEMS; ++i) {
-      const int index = i * THREADS + threadIdx.x;
-      const int unit = index / WARP_SIZE / V::GROUPS;
-      const int token = index / WARP_SIZE % V::GROUPS * 8 + row_of_lane();
-      const int column = (tile.column * units.a_tile + unit) * UNIT + lane_of_thread() % 4 * 2;
-      if (unit >= units.a_tile || token >= tile.rows || column >= units.features) continue;
-      const long long first = static_cast<long long>(tile.expert) * units.out_features + column;
-      float2 result = with_bias(total(partial + index), first);
-      if (activation != EXPERT_NONE) {
-        const float2 up = with_bias(total(partial + (index + units.a_tile * V::GROUPS * WARP_SIZE)),
-                                    first + units.features);
-        if (activation == EXPERT_SILU) {
-          result.x = up.x * __fdividef(result.x, 1.0f + __expf(-result.x));
-          result.y = up.y * __fdividef(result.y, 1.0f + __expf(-result.y));
-        } else {
-          result.x = clamped_swiglu(result.x, up.x);
-          result.y = clamped_swiglu(result.y, up.y);
-        }
-      }
-      const Vec<T, 2> pair = {from_float<T>(result.x), from_float<T>(result.y)};
-      pair.store(out + static_cast<long long>(tile.row0 + token) * units.features + column);
-    }
-  }
-
- private:
-  __device__ __forceinline__ float2 with_bias(float2 sums, long long first) const {
-    if (bias == nullptr) return sums;
-    const Vec<T, 2> pair = Vec<T, 2>::load(bias + first);
-    return make_float2(sums.x + to_float(pair[0]), sums.y + to_float(pair[1]));
-  }
-  // Of all warps, in order.
-  static __device__ __forceinline__ float2 total(const float2* parts) {
-    float2 sum = parts[0];
-#pragma unroll
-    for (int w = 1; w < WARPS; ++w) {
-      const float2 other = parts[w * V::UNITS * V::GROUPS * WARP_SIZE];
-      sum.x += other.x;
-      sum.y += other.y;
-    }
-    return sum;
-  }
 };

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "decode_product.cuh"
+#include "expert_epilogue.cuh"
 #include "generated/expert_decode.cuh"
 #include "generated/expert_tiles.cuh"
-#include "swiglu.cuh"
 
 // A tile: up to TOKENS rows of one expert, of the rows sorted by expert, and UNITS units of its weight.
 struct DecodeTile {
@@ -320,59 +320,4 @@ class ExpertProducer {
   const long long middle_elements_;  // and to that in the middle of a tile: gated, the first of the ups
   const bool gated_;
   const unsigned long long policy_;
-};
-
-// Epilogue: adds the warps' sums and the bias, and multiplies the gate; as DecodeEpilogue.
-template <typename V>
-struct ExpertEpilogue {
-  using T = typename V::T;
-
-  const BlockTiles<V::TOKENS, V::UNITS>& tiles;
-  const T* bias;
-  T* out;
-  int activation;
-
-  __device__ __forceinline__ void store(const DecodeTile& tile, const float2* partial) const {
-#pragma unroll
-    for (int i = 0; i < V::ITEMS; ++i) {
-      const int index = i * THREADS + threadIdx.x;
-      const int unit = index / WARP_SIZE / V::GROUPS;
-      const int token = index / WARP_SIZE % V::GROUPS * 8 + row_of_lane();
-      const int column = (tile.column * tiles.a_tile + unit) * UNIT + lane_of_thread() % 4 * 2;
-      if (unit >= tiles.a_tile || token >= tile.rows || column >= tiles.features) continue;
-      const long long first = static_cast<long long>(tile.expert) * tiles.out_features + column;
-      float2 result = with_bias(total(partial + index), first);
-      if (activation != EXPERT_NONE) {
-        const float2 up = with_bias(total(partial + (index + tiles.a_tile * V::GROUPS * WARP_SIZE)),
-                                    first + tiles.features);
-        if (activation == EXPERT_SILU) {
-          result.x = up.x * __fdividef(result.x, 1.0f + __expf(-result.x));
-          result.y = up.y * __fdividef(result.y, 1.0f + __expf(-result.y));
-        } else {
-          result.x = clamped_swiglu(result.x, up.x);
-          result.y = clamped_swiglu(result.y, up.y);
-        }
-      }
-      const Vec<T, 2> pair = {from_float<T>(result.x), from_float<T>(result.y)};
-      pair.store(out + static_cast<long long>(tile.row0 + token) * tiles.features + column);
-    }
-  }
-
- private:
-  __device__ __forceinline__ float2 with_bias(float2 sums, long long first) const {
-    if (bias == nullptr) return sums;
-    const Vec<T, 2> pair = Vec<T, 2>::load(bias + first);
-    return make_float2(sums.x + to_float(pair[0]), sums.y + to_float(pair[1]));
-  }
-  // Of all warps, in order.
-  static __device__ __forceinline__ float2 total(const float2* parts) {
-    float2 sum = parts[0];
-#pragma unroll
-    for (int w = 1; w < WARPS; ++w) {
-      const float2 other = parts[w * V::UNITS * V::GROUPS * WARP_SIZE];
-      sum.x += other.x;
-      sum.y += other.y;
-    }
-    return sum;
-  }
 };

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
                                   in_features, gated);
   producer.fill();
 
-  const ExpertBlockEpilogue<V> epilogue = {units, bias, out, activation};
+  const ExpertEpilogue<V, ExpertUnits<UNITS>> epilogue = {units, bias, out, activation};
   BlockConsumer<V> consumer;
 #pragma unroll 1
   for (int index = units.begin; index < units.end; ++index) {

@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(THREADS, 2) expert_decode_kernel(EXPERT_DECODE
     producer.fill();
   }
 
-  const ExpertEpilogue<V> epilogue = {tiles, bias, out, activation};
+  const ExpertEpilogue<V, BlockTiles<TOKENS, UNITS>> epilogue = {tiles, bias, out, activation};
   DecodeConsumer<V> consumer;
 #pragma unroll 1
   while (place.index < tiles.end) {
