@@ -169,16 +169,16 @@ class Scheduler:
         if is_shared or self._was_shared:
             self._sort_running()
         self._was_shared = is_shared
-        budget = self._schedule_running(sequences, counts, preempted, is_shared=is_shared)
+        budget = self._schedule_running(sequences, counts, preempted, reserves=is_shared)
         if is_shared:
-            for sequence, count in zip(sequences, counts, strict=True):
-                if sequence.num_charged_tokens:
-                    _charge(sequence, count)
-                else:
-                    account = sequence.account
-                    account.service += count / account.weight
+            _charge_running(sequences, counts)
         admitted = self._note_loaded(sequences, now) if self._loaded else []
         admitted += self._admit_waiting(sequences, counts, budget, preempted, now, is_shared=is_shared)
+        if is_shared and not sequences and self.running:
+            # What was kept for the next in line was not taken: it loads blocks, or was preempted just now.
+            self._schedule_running(sequences, counts, preempted, reserves=False)
+            _charge_running(sequences, counts)
+            admitted = self._note_loaded(sequences, now)
         if self.block_manager.tiers is not None:
             self.block_manager.tiers.submit()
         if not sequences:
@@ -221,14 +221,17 @@ class Scheduler:
                     self._admission_is_blocked = False
 
     def _schedule_running(
-        self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence], *, is_shared: bool
+        self, sequences: list[Sequence], counts: list[int], preempted: list[Sequence], *, reserves: bool
     ) -> int:
-        """-> the budget that is left; if any, every running sequence has caught up."""
+        """-> the budget that is left; if any, every running sequence has caught up.
+
+        With `reserves`, prompts of lanes behind the next waiting sequence's leave it what it can take.
+        """
         budget = self.max_num_batched_tokens
         prompt_budget = self._prompt_token_budget()
         block_size = self.block_manager.block_size
         running = self.running
-        reserved, before = self._reserve(prompt_budget) if is_shared else (0, None)
+        reserved, before = self._reserve(prompt_budget) if reserves else (0, None)
         index = 0
         while index < len(running):
             sequence = running[index]
@@ -541,6 +544,15 @@ def _note_start(sequence: Sequence, now: float) -> None:
     if sequence.first_scheduled_time is None:
         sequence.first_scheduled_time = now
         sequence.num_cached_tokens = sequence.num_computed_tokens
+
+
+def _charge_running(sequences: list[Sequence], counts: list[int]) -> None:
+    for sequence, count in zip(sequences, counts, strict=True):
+        if sequence.num_charged_tokens:
+            _charge(sequence, count)
+        else:
+            account = sequence.account
+            account.service += count / account.weight
 
 
 def _charge(sequence: Sequence, count: int) -> None:
