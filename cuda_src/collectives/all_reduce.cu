@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
     for (int j = 0; j < CHUNK; ++j) words.elements[j] = from_float<T>(own[j]);
     packets.push(0, words.of);
   }
-  __syncthreads();  // all is sent before any thread waits
+  packets.end_pushes();
   if (i < size) {
     float stream[CHUNK], sum[CHUNK] = {};
     if constexpr (ADDS) load_updated_floats(residual + i, size - i, stream);
@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
     }
     store_floats((ADDS ? residual : x) + i, size - i, sum);
   }
-  packets.finish();
 }
 
 // The same for any size and without a box: each rank sums an equal part of the elements, and writes the sums

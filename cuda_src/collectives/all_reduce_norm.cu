@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
   for (int c = 0; c < ROW_CHUNKS; ++c) {
     if (c < count) packets.push(c, own[c].of);
   }
-  __syncthreads();  // all is sent before any thread waits
+  packets.end_pushes();
 
   float sums[ROW_CHUNKS][CHUNK] = {};
   auto add = [&](const Words (&words)[ROW_CHUNKS]) {
@@ -107,5 +107,4 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
       gains[c].elements[j] = from_float<T>(sums[c][j] * inverse_rms * to_float(gains[c].elements[j]));
   }
   store(normed + start, gains);
-  packets.finish();
 }

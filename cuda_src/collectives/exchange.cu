@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_
     const unsigned words[2] = {static_cast<unsigned>(largest), static_cast<unsigned>(largest >> 32)};
     packets.push(0, words);
   }
-  __syncthreads();  // all is sent before any thread waits
+  packets.end_pushes();
   if (i < size) {
     for (int other = 0; other < ranks; ++other) {
       if (other == rank) continue;
@@ -68,7 +68,6 @@ __global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_
     }
     x[i] = largest;
   }
-  packets.finish();
 }
 
 // out[t] = ids[t] - first, or LARGEST_ID where that is negative. Where `sampled` is given, a negative id -1 -

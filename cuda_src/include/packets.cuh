@@ -46,6 +46,13 @@ class Packets {
     }
   }
 
+  // To be called by all threads of the block when they have pushed, before any pulls: all is sent before any
+  // waits, and all know the meeting's number, which may go up.
+  __device__ __forceinline__ void end_pushes() const {
+    __syncthreads();
+    if (threadIdx.x == 0) *meetings() = meeting_;
+  }
+
   // The first `count` pieces of this thread's, at least one, from another rank, once they are there. All are
   // looked at at once and without branches between them, since a look takes as long as all of them; what is
   // beyond `count` has the words of piece 0.
@@ -77,12 +84,6 @@ class Packets {
                            reinterpret_cast<unsigned*>(own_) + 2);
       }
     }
-  }
-
-  // To be called by all threads of the block when they are done.
-  __device__ __forceinline__ void finish() const {
-    __syncthreads();
-    if (threadIdx.x == 0) *meetings() = meeting_;
   }
 
  private:
