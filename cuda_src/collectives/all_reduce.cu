@@ -45,6 +45,34 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
   }
 }
 
+// Chunks chunk, chunk + THREADS, ... of x [size], as far as they are before `last`.
+template <typename T>
+__device__ __forceinline__ void load_part(const T* x, long long chunk, long long last, long long size,
+                                          float (&values)[PART_CHUNKS][CHUNK]) {
+#pragma unroll
+  for (int p = 0; p < PART_CHUNKS; ++p, chunk += THREADS) {
+    if (chunk < last) load_updated_floats(x + chunk * CHUNK, size - chunk * CHUNK, values[p]);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_part(const float (&values)[PART_CHUNKS][CHUNK], T* x, long long chunk,
+                                           long long last, long long size) {
+#pragma unroll
+  for (int p = 0; p < PART_CHUNKS; ++p, chunk += THREADS) {
+    if (chunk < last) store_floats(x + chunk * CHUNK, size - chunk * CHUNK, values[p]);
+  }
+}
+
+__device__ __forceinline__ void add(const float (&values)[PART_CHUNKS][CHUNK],
+                                    float (&sums)[PART_CHUNKS][CHUNK]) {
+#pragma unroll
+  for (int p = 0; p < PART_CHUNKS; ++p) {
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) sums[p][j] += values[p][j];
+  }
+}
+
 // The same for any size and without a box: each rank sums an equal part of the elements, and writes the sums
 // to all ranks (two shots).
 //   in:  x [size] T, boxes [ranks + 1] addresses
@@ -65,36 +93,16 @@ __global__ void __launch_bounds__(THREADS) all_reduce_parts_kernel(ALL_REDUCE_PA
   for (long long c = chunks * rank / ranks + static_cast<long long>(blockIdx.x) * THREADS * PART_CHUNKS +
                      threadIdx.x;
        c < last; c += step) {
-    float sums[PART_CHUNKS][CHUNK] = {}, stream[PART_CHUNKS][CHUNK];
-    auto for_each = [&](auto visit) {
-#pragma unroll
-      for (int p = 0; p < PART_CHUNKS; ++p) {
-        const long long chunk = c + p * THREADS;
-        if (chunk < last) visit(p, chunk * CHUNK);
-      }
-    };
-    if constexpr (ADDS)
-      for_each([&](int p, long long i) { load_updated_floats(residual + i, size - i, stream[p]); });
+    float sums[PART_CHUNKS][CHUNK] = {}, stream[PART_CHUNKS][CHUNK] = {};
+    if constexpr (ADDS) load_part(residual, c, last, size, stream);
     for (int other = 0; other < ranks; ++other) {
-      const T* from = peers.address_of<T>(other);
       float values[PART_CHUNKS][CHUNK] = {};
-      for_each([&](int p, long long i) { load_updated_floats(from + i, size - i, values[p]); });
-#pragma unroll
-      for (int p = 0; p < PART_CHUNKS; ++p) {
-#pragma unroll
-        for (int j = 0; j < CHUNK; ++j) sums[p][j] += values[p][j];
-      }
+      load_part(peers.address_of<T>(other), c, last, size, values);
+      add(values, sums);
     }
-    if constexpr (ADDS) {
-      for_each([&](int p, long long) {
-#pragma unroll
-        for (int j = 0; j < CHUNK; ++j) sums[p][j] += stream[p][j];
-      });
-    }
-    for (int other = 0; other < ranks; ++other) {
-      T* to = peers.address_of<T>(other, ADDS ? 1 : 0);
-      for_each([&](int p, long long i) { store_floats(to + i, size - i, sums[p]); });
-    }
+    if constexpr (ADDS) add(stream, sums);
+    for (int other = 0; other < ranks; ++other)
+      store_part(sums, peers.address_of<T>(other, ADDS ? 1 : 0), c, last, size);
   }
   peers.meet(END);
   peers.finish();
