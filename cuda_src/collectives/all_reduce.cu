@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(THREADS) all_reduce_parts_kernel(ALL_REDUCE_PA
   const long long chunks = ceil_div(size, static_cast<long long>(CHUNK));
   const long long last = chunks * (rank + 1) / ranks;
   const long long step = static_cast<long long>(gridDim.x) * THREADS * PART_CHUNKS;
-  for (long long c = chunks * rank / ranks + static_cast<long long>(blockIdx.x) * THREADS * PART_CHUNKS +
-                     threadIdx.x;
+  for (long long c =
+           chunks * rank / ranks + static_cast<long long>(blockIdx.x) * THREADS * PART_CHUNKS + threadIdx.x;
        c < last; c += step) {
     float sums[PART_CHUNKS][CHUNK] = {}, stream[PART_CHUNKS][CHUNK] = {};
     if constexpr (ADDS) load_part(residual, c, last, size, stream);

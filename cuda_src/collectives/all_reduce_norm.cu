@@ -25,7 +25,7 @@ __device__ __forceinline__ void store_words(T* target, const ChunkWords<T>& word
 //   in:  x [rows, hidden] T, weight [hidden] T, boxes [ranks + 1] addresses
 //   out: residual [rows, hidden] T, normed [rows, hidden] T; x stays
 // Layout: contiguous, 16-byte aligned; hidden a multiple of CHUNK, at most ROW_CHUNKS chunks of each thread.
-// Grid: one block a row, at most MAX_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none.
+// Grid: one block a row, at most PACKET_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none.
 // Unit of work: a row of a block. Loads are of all chunks at once and without branches between them.
 template <typename T>
 __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE_NORM_PARAMS(T)) {
@@ -38,11 +38,11 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
 #pragma unroll
   for (int c = 0; c < ROW_CHUNKS; ++c) count += first + c * stride < hidden;
   // Of a chunk that there is not: the row's first, whose elements count nowhere.
-  auto load = [&](const T* row, Words (&words)[ROW_CHUNKS]) {
+  auto load = [&](const T* row, Words(&words)[ROW_CHUNKS]) {
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; ++c) load_words(row + (c < count ? first + c * stride : 0), words[c]);
   };
-  auto store = [&](T* row, const Words (&words)[ROW_CHUNKS]) {
+  auto store = [&](T* row, const Words(&words)[ROW_CHUNKS]) {
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; ++c) {
       if (c < count) store_words(row + first + c * stride, words[c]);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
   packets.end_pushes();
 
   float sums[ROW_CHUNKS][CHUNK] = {};
-  auto add = [&](const Words (&words)[ROW_CHUNKS]) {
+  auto add = [&](const Words(&words)[ROW_CHUNKS]) {
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll

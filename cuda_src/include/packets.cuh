@@ -107,8 +107,9 @@ class Packets {
   }
   // In a box, from `source`, for this thread's part of a piece: a warp's pairs of a kind lie together.
   template <int WORDS>
-  __device__ __forceinline__ unsigned long long* packets(unsigned long long box, int source, int piece) const {
-    const int place = ((meeting_ & 1) * ranks_ + source) * MAX_BLOCKS + blockIdx.x;
+  __device__ __forceinline__ unsigned long long* packets(unsigned long long box, int source,
+                                                         int piece) const {
+    const int place = ((meeting_ & 1) * ranks_ + source) * PACKET_BLOCKS + blockIdx.x;
     return reinterpret_cast<unsigned long long*>(box + PACKETS) +
            static_cast<long long>(place) * BLOCK_PACKETS + piece * WORDS * blockDim.x + 2 * threadIdx.x;
   }

@@ -20,6 +20,7 @@ from tessera.engine.ops.cuda.collectives import (
     BROADCAST,
     GATHER_COLUMNS,
     MAX_BLOCKS,
+    THREADS,
     AllReduceMaxParams,
     AllReduceNormParams,
     AllReduceParams,
@@ -32,6 +33,7 @@ from tessera.engine.ops.cuda.collectives import (
     launch_own_ids,
     meeting_config,
     most_at_once,
+    most_rows,
     norm_config,
 )
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
@@ -71,8 +73,9 @@ class CudaCollectives(Collectives):
             if other is not None and other is not device:
                 device.see_memory_of(other)
         # Of which each finds a multiprocessor, on the smallest of the devices.
-        self._most_at_once = most_at_once(self.size)
-        self._most_blocks = min(MAX_BLOCKS, *(other.multiprocessors for other in group.devices if other is not None))
+        self._multiprocessors = min(other.multiprocessors for other in group.devices if other is not None)
+        self._most_blocks = min(MAX_BLOCKS, self._multiprocessors)
+        self._most_at_once = min(most_at_once(self.size), self._most_blocks * THREADS * CHUNK)
         self._boxes = from_numpy(np.array([*group.boxes, board.ctypes.data], uint64), device)
         self.wait_for_all()
 
@@ -98,7 +101,9 @@ class CudaCollectives(Collectives):
         rows, hidden = x.shape
         config = norm_config(rows, hidden, self.size, x.dtype.itemsize)
         # What takes two shots has its norm in another kernel: it moves less between ranks than the norm with it would.
-        if config is None or rows > self._most_blocks or not aligned(16, x, residual, weight, out):
+        if config is None or not aligned(16, x, residual, weight, out):
+            return False
+        if rows > most_rows(config.block[0], self._multiprocessors):
             return False
         params = AllReduceNormParams(
             x, residual, weight, out, self._boxes, rows, hidden, eps, self.index, self.size, self._patience

@@ -125,8 +125,8 @@ def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks, shape: tuple[in
 
 # Rows of one block; of several chunks a thread; of threads with fewer chunks; more than there are blocks; rows that are
 # longer than packets.
-LONGER = [] if EMULATED else [(1, 4096), (128, 4096), (300, 8192), (2, 16384)]
-NORMED = [(2, 256), (3, 1160), (2, 2056), (257, 1024), *LONGER]
+LONGER = [] if EMULATED else [(1, 4096), (128, 4096), (250, 4096), (130, 8192), (300, 8192), (2, 16384)]
+NORMED = [(2, 256), (3, 1160), (2, 2056), (131, 264), (257, 1024), *LONGER]
 
 
 @pytest.mark.parametrize("shape", NORMED, ids=str)

@@ -30,6 +30,7 @@ from tessera.engine.tensor import Tensor
 
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
+PACKET_BLOCKS = Constant(256, "of a grid that sends packets")
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
 FLAGS = Constant(
@@ -37,9 +38,11 @@ FLAGS = Constant(
 )
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
 MEETINGS = Constant(ADDRESSES + 2 * MAX_RANKS * MAX_BLOCKS * 8, "where each block counts its meetings by packets")
-PACKETS = Constant(MEETINGS + MAX_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
+PACKETS = Constant(MEETINGS + PACKET_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
 BLOCK_PACKETS = Constant(THREADS * CHUNK, "of a block and a rank: 8 bytes each, with 4 of data")
 PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
+# Elements of a sum in one shot with the norm: 2 MB in 16 bits. Beyond, two shots and the norm's kernel take less.
+MOST_NORMED = 1 << 20
 PACKET_THREADS = Constant(BLOCK_PACKETS * 2 // (CHUNK * NORM_CHUNKS), "of a row that is sent in packets, at most")
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
@@ -220,6 +223,7 @@ declare_header(
     {
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
+        "PACKET_BLOCKS": PACKET_BLOCKS,
         "THREADS": THREADS,
         "POLLS": POLLS,
         "FLAGS": FLAGS,
@@ -261,7 +265,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def box_bytes(ranks: int) -> int:
     """Of a rank's box among so many."""
-    return PACKETS + 2 * ranks * MAX_BLOCKS * BLOCK_PACKETS * 8
+    return PACKETS + 2 * ranks * PACKET_BLOCKS * BLOCK_PACKETS * 8
 
 
 def most_at_once(ranks: int) -> int:
@@ -269,9 +273,16 @@ def most_at_once(ranks: int) -> int:
     return MAX_BLOCKS * THREADS * CHUNK // (ranks - 1)
 
 
+def most_rows(threads: int, multiprocessors: int) -> int:
+    """Before a norm, a block of so many threads each: two have room on a multiprocessor, however many registers they
+    take, or one of the largest."""
+    return multiprocessors * (2 if 2 * threads <= PACKET_THREADS else 1)
+
+
 def packets_fit(rows: int, hidden: int, itemsize: int, ranks: int) -> bool:
     """Whether rows before a norm, a block each, are sent in packets."""
-    return rows <= MAX_BLOCKS and rows * hidden <= most_at_once(ranks) and hidden * itemsize <= BLOCK_PACKETS * 4
+    most = MOST_NORMED // (ranks - 1)
+    return rows <= PACKET_BLOCKS and rows * hidden <= most and hidden * itemsize <= BLOCK_PACKETS * 4
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
