@@ -12,23 +12,30 @@ template <typename T, bool ADDS>
 __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   let_next_kernel_start();
+  Packets packets(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
   wait_for_earlier_kernels();
-  const Packets<T> packets(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
+  packets.begin();
   const long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) * CHUNK;
   float own[CHUNK];
   if (i < size) {
     load_updated_floats(x + i, size - i, own);
-    packets.push(0, own);
+    ChunkWords<T> words;
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) words.elements[j] = from_float<T>(own[j]);
+    packets.push(0, words.of);
   }
-  __syncthreads();  // all is sent before any thread waits
+  packets.end_pushes();
   if (i < size) {
     float stream[CHUNK], sum[CHUNK] = {};
     if constexpr (ADDS) load_updated_floats(residual + i, size - i, stream);
     for (int other = 0; other < ranks; ++other) {
-      typename Packets<T>::Words words[1];
-      if (other != rank) packets.pull(other, [](int) { return true; }, words);
+      unsigned pulled[1][ChunkWords<T>::WORDS];
+      if (other != rank) packets.pull(other, 1, pulled);
+      ChunkWords<T> words;
 #pragma unroll
-      for (int j = 0; j < CHUNK; ++j) sum[j] += other == rank ? own[j] : to_float(words[0].elements[j]);
+      for (int w = 0; w < ChunkWords<T>::WORDS; ++w) words.of[w] = pulled[0][w];
+#pragma unroll
+      for (int j = 0; j < CHUNK; ++j) sum[j] += other == rank ? own[j] : to_float(words.elements[j]);
     }
     if constexpr (ADDS) {
 #pragma unroll
@@ -36,30 +43,66 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
     }
     store_floats((ADDS ? residual : x) + i, size - i, sum);
   }
-  packets.finish();
+}
+
+// Chunks chunk, chunk + THREADS, ... of x [size], as far as they are before `last`.
+template <typename T>
+__device__ __forceinline__ void load_part(const T* x, long long chunk, long long last, long long size,
+                                          float (&values)[PART_CHUNKS][CHUNK]) {
+#pragma unroll
+  for (int p = 0; p < PART_CHUNKS; ++p, chunk += THREADS) {
+    if (chunk < last) load_updated_floats(x + chunk * CHUNK, size - chunk * CHUNK, values[p]);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_part(const float (&values)[PART_CHUNKS][CHUNK], T* x, long long chunk,
+                                           long long last, long long size) {
+#pragma unroll
+  for (int p = 0; p < PART_CHUNKS; ++p, chunk += THREADS) {
+    if (chunk < last) store_floats(x + chunk * CHUNK, size - chunk * CHUNK, values[p]);
+  }
+}
+
+__device__ __forceinline__ void add(const float (&values)[PART_CHUNKS][CHUNK],
+                                    float (&sums)[PART_CHUNKS][CHUNK]) {
+#pragma unroll
+  for (int p = 0; p < PART_CHUNKS; ++p) {
+#pragma unroll
+    for (int j = 0; j < CHUNK; ++j) sums[p][j] += values[p][j];
+  }
 }
 
 // The same for any size and without a box: each rank sums an equal part of the elements, and writes the sums
 // to all ranks (two shots).
 //   in:  x [size] T, boxes [ranks + 1] addresses
-//   out: x [size] T
+//   out: x, or residual [size] T where ADDS, which all ranks have alike
 // Layout: contiguous; 16-byte accesses where addresses allow them.
 // Grid: at most MAX_BLOCKS. Block: THREADS. Shared memory: none.
-// Unit of work: chunks of a thread, the grid's threads apart.
-template <typename T>
+// Unit of work: PART_CHUNKS chunks of a thread, THREADS apart, all of which are on their way at once.
+template <typename T, bool ADDS>
 __global__ void __launch_bounds__(THREADS) all_reduce_parts_kernel(ALL_REDUCE_PARTS_PARAMS(T)) {
   ASSERT_ELEMENT(T);
+  let_next_kernel_start();
+  wait_for_earlier_kernels();  // of this rank; the others write here once it has told them where
   Peers peers(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_PARTS);
-  peers.meet(START, x);
+  peers.meet(START, x, residual);
   const long long chunks = ceil_div(size, static_cast<long long>(CHUNK));
   const long long last = chunks * (rank + 1) / ranks;
-  const long long step = static_cast<long long>(gridDim.x) * THREADS;
-  for (long long c = chunks * rank / ranks + static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x;
+  const long long step = static_cast<long long>(gridDim.x) * THREADS * PART_CHUNKS;
+  for (long long c =
+           chunks * rank / ranks + static_cast<long long>(blockIdx.x) * THREADS * PART_CHUNKS + threadIdx.x;
        c < last; c += step) {
-    const long long i = c * CHUNK;
-    float sum[CHUNK];
-    sum_ranks([&](int other) { return peers.address_of<T>(other); }, ranks, i, size, sum);
-    for (int other = 0; other < ranks; ++other) store_floats(peers.address_of<T>(other) + i, size - i, sum);
+    float sums[PART_CHUNKS][CHUNK] = {}, stream[PART_CHUNKS][CHUNK] = {};
+    if constexpr (ADDS) load_part(residual, c, last, size, stream);
+    for (int other = 0; other < ranks; ++other) {
+      float values[PART_CHUNKS][CHUNK] = {};
+      load_part(peers.address_of<T>(other), c, last, size, values);
+      add(values, sums);
+    }
+    if constexpr (ADDS) add(stream, sums);
+    for (int other = 0; other < ranks; ++other)
+      store_part(sums, peers.address_of<T>(other, ADDS ? 1 : 0), c, last, size);
   }
   peers.meet(END);
   peers.finish();

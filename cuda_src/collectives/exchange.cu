@@ -1,6 +1,6 @@
 // What ranks give one another without a sum.
 #include "generated/exchange.cuh"
-#include "peers.cuh"
+#include "packets.cuh"
 
 // out[row, first + column] = x[row, column], `out` being that of rank 0.
 //   in:  x [rows, width] float, boxes [ranks + 1] addresses
@@ -42,22 +42,32 @@ __global__ void __launch_bounds__(THREADS) broadcast_kernel(BROADCAST_PARAMS) {
 // x = the largest of all ranks' x.
 //   in:  x [size] uint64, boxes [ranks + 1] addresses
 //   out: x [size] uint64
-// Layout: contiguous. At most DATA_BYTES.
-// Grid: 1. Block: THREADS. Shared memory: none.
-// Unit of work: elements of a thread, the block's threads apart.
+// Layout: contiguous.
+// Grid: ceil(size / THREADS), at most MAX_BLOCKS. Block: THREADS. Shared memory: none.
+// Unit of work: an element of a thread, which every rank sends to all others.
 __global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_PARAMS) {
-  Peers peers(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_MAX);
-  for (int i = threadIdx.x; i < size; i += THREADS) peers.data<unsigned long long>(rank)[i] = x[i];
-  peers.meet(START);
-  for (int i = threadIdx.x; i < size; i += THREADS) {
-    unsigned long long largest = x[i];
+  let_next_kernel_start();
+  Packets packets(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_MAX);
+  wait_for_earlier_kernels();
+  packets.begin();
+  const int i = blockIdx.x * THREADS + threadIdx.x;
+  unsigned long long largest = 0;
+  if (i < size) {
+    largest = load_updated(x + i);
+    const unsigned words[2] = {static_cast<unsigned>(largest), static_cast<unsigned>(largest >> 32)};
+    packets.push(0, words);
+  }
+  packets.end_pushes();
+  if (i < size) {
     for (int other = 0; other < ranks; ++other) {
-      const unsigned long long theirs = load_updated(peers.data<unsigned long long>(other) + i);
+      if (other == rank) continue;
+      unsigned words[1][2];
+      packets.pull(other, 1, words);
+      const unsigned long long theirs = static_cast<unsigned long long>(words[0][1]) << 32 | words[0][0];
       largest = theirs > largest ? theirs : largest;
     }
     x[i] = largest;
   }
-  peers.finish();
 }
 
 // out[t] = ids[t] - first, or LARGEST_ID where that is negative. Where `sampled` is given, a negative id -1 -
@@ -68,9 +78,11 @@ __global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_
 // Grid: ceil(size / THREADS). Block: THREADS. Shared memory: none.
 // Unit of work: one thread an id.
 __global__ void __launch_bounds__(THREADS) own_ids_kernel(OWN_IDS_PARAMS) {
+  let_next_kernel_start();
+  wait_for_earlier_kernels();
   const int i = blockIdx.x * THREADS + threadIdx.x;
   if (i >= size) return;
-  int id = ids[i];
-  if (id < 0 && sampled != nullptr) id = sampled[-1 - id];
+  int id = load_updated(ids + i);
+  if (id < 0 && sampled != nullptr) id = load_updated(sampled - 1 - id);
   out[i] = id < first ? LARGEST_ID : id - first;  // `first` is at least 0
 }

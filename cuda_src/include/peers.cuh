@@ -12,19 +12,6 @@
 
 enum Phase { START, END };
 
-// The sum of element i and the CHUNK - 1 after it over all ranks; `of(rank)` is a rank's array.
-template <typename Array>
-__device__ __forceinline__ void sum_ranks(Array of, int ranks, long long i, long long size,
-                                          float (&sum)[CHUNK]) {
-  load_updated_floats(of(0) + i, size - i, sum);
-  for (int rank = 1; rank < ranks; ++rank) {
-    float values[CHUNK];
-    load_updated_floats(of(rank) + i, size - i, values);
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) sum[j] += values[j];
-  }
-}
-
 // What a thread waits for.
 struct Wait {
   unsigned kind, other, phase, wanted, seen;
@@ -66,30 +53,27 @@ class Peers {
     epoch_ = __ldcg(reinterpret_cast<const unsigned*>(box(rank)));
   }
 
-  // Memory that the kernel writes and others read after START. A kernel may write what the kernel before last
-  // read: the others have ended that one, for they began the last.
-  template <typename T>
-  __device__ __forceinline__ T* data(int rank) const {
-    return reinterpret_cast<T*>(box(rank) + DATA + (epoch_ & 1) * DATA_BYTES);
-  }
-
   // Returns in all threads of the block once the same block of every rank has come as far, with what the
-  // others wrote until then. At START a rank may tell an address.
-  __device__ __forceinline__ void meet(Phase phase, const void* address = nullptr) {
+  // others wrote until then. At START a rank may tell two addresses.
+  __device__ __forceinline__ void meet(Phase phase, const void* address = nullptr,
+                                       const void* second = nullptr) {
     __syncthreads();
     const int other = threadIdx.x;
     if (other < ranks_) {
-      if (phase == START) *told(other, rank_) = reinterpret_cast<unsigned long long>(address);
+      if (phase == START) {
+        told(other, rank_)[0] = reinterpret_cast<unsigned long long>(address);
+        told(other, rank_)[1] = reinterpret_cast<unsigned long long>(second);
+      }
       store_release_system(flag(other, phase, rank_), epoch_ + 1);
       wait_for(other, phase);
     }
     __syncthreads();
   }
 
-  // What `rank` told at START.
+  // What `rank` told at START: the first address, or the second.
   template <typename T>
-  __device__ __forceinline__ T* address_of(int rank) const {
-    return reinterpret_cast<T*>(__ldcg(told(rank_, rank)));
+  __device__ __forceinline__ T* address_of(int rank, int which = 0) const {
+    return reinterpret_cast<T*>(__ldcg(told(rank_, rank) + which));
   }
 
   // To be called by all threads of all blocks when they are done.
@@ -125,7 +109,7 @@ class Peers {
     return reinterpret_cast<unsigned*>(box(owner) + FLAGS) + phase * MAX_RANKS * MAX_BLOCKS + slot(source);
   }
   __device__ __forceinline__ unsigned long long* told(int owner, int source) const {
-    return reinterpret_cast<unsigned long long*>(box(owner) + ADDRESSES) + slot(source);
+    return reinterpret_cast<unsigned long long*>(box(owner) + ADDRESSES) + 2 * slot(source);
   }
 
   const unsigned long long* boxes_;

@@ -20,22 +20,21 @@ from tessera.engine.ops.cuda.collectives import (
     BROADCAST,
     GATHER_COLUMNS,
     MAX_BLOCKS,
-    MOST_BOXED,
+    THREADS,
     AllReduceMaxParams,
     AllReduceNormParams,
     AllReduceParams,
     AllReducePartsParams,
     Board,
     BroadcastParams,
-    Form,
     GatherColumnsParams,
     box_bytes,
     instantiations,
     launch_own_ids,
     meeting_config,
     most_at_once,
+    most_rows,
     norm_config,
-    packets_fit,
 )
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
 from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
@@ -47,7 +46,7 @@ logger = logging.getLogger("tessera.engine")
 
 
 class CudaCollectives(Collectives):
-    """Small sums in one shot, by way of boxes that all ranks read; large ones in two, by writing to all ranks.
+    """Small sums in one shot, in packets to the boxes of all ranks; large ones in two, by writing to all ranks.
 
     Attributes:
         starting: while ranks warm up, a kernel waits longer for others; not in a CUDA graph.
@@ -74,8 +73,9 @@ class CudaCollectives(Collectives):
             if other is not None and other is not device:
                 device.see_memory_of(other)
         # Of which each finds a multiprocessor, on the smallest of the devices.
-        self._most_at_once = most_at_once(self.size)
-        self._most_blocks = min(MAX_BLOCKS, *(other.multiprocessors for other in group.devices if other is not None))
+        self._multiprocessors = min(other.multiprocessors for other in group.devices if other is not None)
+        self._most_blocks = min(MAX_BLOCKS, self._multiprocessors)
+        self._most_at_once = min(most_at_once(self.size), self._most_blocks * THREADS * CHUNK)
         self._boxes = from_numpy(np.array([*group.boxes, board.ctypes.data], uint64), device)
         self.wait_for_all()
 
@@ -94,36 +94,34 @@ class CudaCollectives(Collectives):
         self._all_reduce(x, None)
 
     def all_reduce_add(self, x: Tensor, residual: Tensor) -> bool:
-        if x.size > self._most_at_once:
-            return False
         self._all_reduce(x, residual)
         return True
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
         rows, hidden = x.shape
-        config = norm_config(rows, hidden, self._most_blocks)
-        # Beyond boxes two shots move less between more than two ranks.
-        form = Form.BOXED if x.size <= MOST_BOXED else Form.DIRECT if self.size == 2 else None
-        if rows <= self._most_blocks and packets_fit(rows, hidden, x.dtype.itemsize, self.size):
-            form = Form.PACKETS
-        if config is None or form is None or not aligned(16, x, residual, weight, out):
+        config = norm_config(rows, hidden, self.size, x.dtype.itemsize)
+        # What takes two shots has its norm in another kernel: it moves less between ranks than the norm with it would.
+        if config is None or not aligned(16, x, residual, weight, out):
+            return False
+        if rows > most_rows(config.block[0], self._multiprocessors):
             return False
         params = AllReduceNormParams(
             x, residual, weight, out, self._boxes, rows, hidden, eps, self.index, self.size, self._patience
         )
-        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype), str(int(form))), config, params)
+        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype),), config, params)
         return True
 
     def _all_reduce(self, x: Tensor, residual: Tensor | None) -> None:
-        dtype = cuda_type(x.dtype)
+        """`residual`: gets the sum added, instead of x becoming it."""
+        template = cuda_type(x.dtype), "false" if residual is None else "true"
         if x.size <= self._most_at_once:
             config = meeting_config(x.size, CHUNK)
-            adds = "false" if residual is None else "true"
             params = AllReduceParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)
-            self._launch(ALL_REDUCE, (dtype, adds), config, params)
+            self._launch(ALL_REDUCE, template, config, params)
             return
-        parts = AllReducePartsParams(x, self._boxes, x.size, self.index, self.size, self._patience)
-        self._launch(ALL_REDUCE_PARTS, (dtype,), meeting_config(x.size, CHUNK, self._most_blocks), parts)
+        config = meeting_config(x.size, CHUNK, self._most_blocks)
+        parts = AllReducePartsParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)
+        self._launch(ALL_REDUCE_PARTS, template, config, parts)
 
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:
         rows, width = x.shape
@@ -146,7 +144,7 @@ class CudaCollectives(Collectives):
 
     def all_reduce_max(self, x: Tensor) -> None:
         params = AllReduceMaxParams(x, self._boxes, x.size, self.index, self.size, self._patience)
-        self._launch(ALL_REDUCE_MAX, (), meeting_config(1), params)
+        self._launch(ALL_REDUCE_MAX, (), meeting_config(x.size), params)
 
     @property
     def _patience(self) -> int:

@@ -28,6 +28,7 @@ from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import bfloat16, from_numpy, zeros
 
 SIZES = [1 << power for power in range(12, 28)]  # bytes
@@ -86,7 +87,7 @@ class Ranks:
         return max(self(lambda index: self._time(index, nbytes, self.collectives[index])))
 
     def time_with_norm(self, nbytes: int) -> float:
-        """The same with what follows it; not a number where that is not done at once."""
+        """The same with what follows it in a model, at once or in kernels of its own."""
         return max(self(lambda index: self._time_with_norm(index, nbytes)))
 
     def time_of_nccl(self, nbytes: int) -> float:
@@ -108,9 +109,15 @@ class Ranks:
         shape = (nbytes // bfloat16.itemsize // HIDDEN, HIDDEN)
         x, stream, out = (zeros(shape, bfloat16, device) for _ in range(3))
         weight = zeros((HIDDEN,), bfloat16, device)
-        if not ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out):
-            return float("nan")
-        return self._best(index, lambda: ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out))
+        ops = make_ops(device)
+
+        def launch() -> None:
+            if not ranks.all_reduce_add_norm(x, stream, weight, 1e-5, out):
+                assert ranks.all_reduce_add(x, stream)
+                ops.rmsnorm(stream, weight, 1e-5, out=out)
+
+        launch()
+        return self._best(index, launch)
 
     def _best(self, index: int, launch: Callable[[], object]) -> float:
         device, best = self.devices[index], float("inf")

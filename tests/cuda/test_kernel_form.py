@@ -1,4 +1,7 @@
-"""Kernels can be scanned: a header comment in one form, bodies and files of bounded length, PTX in headers alone."""
+"""Kernels can be scanned: a header comment in one form, bodies and files of bounded length, PTX in headers alone.
+
+And lambdas are such that all supported versions of NVRTC take them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tessera.engine.cuda.compiler import SOURCE_FOLDER
 
 ROOMS = sorted(path for path in SOURCE_FOLDER.iterdir() if path.is_dir() and path.name != "include")
 FILES = [path for room in ROOMS for path in sorted(room.iterdir())]
+HEADERS = sorted((SOURCE_FOLDER / "include").rglob("*.cuh"))
 MAX_BODY_LINES = 150
 LONGER_BODIES = {"sm90_paged_attention_prefill_kernel": 190}  # one pipeline; its steps are structs
 MAX_FILE_LINES = 500
@@ -20,6 +24,8 @@ MID_LINE = ("Block:", "Shared memory:")  # may follow another label on its line
 KERNEL = re.compile(r"__global__[^;{}]*?\b(\w+_kernel)\(", re.DOTALL)
 TENSOR = re.compile(r"\b\w+(?:, \w+)* \[[^\]]+\] \w+")  # name [dims] dtype
 INLINE_PTX = re.compile(r"\basm\b")
+LINE_COMMENT = re.compile(r"//[^\n]*")
+GENERIC_LAMBDA = re.compile(r"\[[^\[\]]*\]\s*\([^(){};]*\bauto\b")  # a capture, and `auto` among the parameters
 
 
 class Kernel(NamedTuple):
@@ -45,6 +51,12 @@ def _kernel(file: Path, text: str, match: re.Match[str]) -> Kernel:
         comment.insert(0, before.pop().removeprefix("//").removeprefix(" "))
     body = text[text.index("{\n", match.end()) : text.index("\n}\n", match.end())]
     return Kernel(file, match[1], "\n".join(comment), body.count("\n"))
+
+
+def lines_of_generic_lambdas(text: str) -> list[int]:
+    """Numbers of the lines where they begin."""
+    code = LINE_COMMENT.sub("", text)
+    return [code.count("\n", 0, match.start()) + 1 for match in GENERIC_LAMBDA.finditer(code)]
 
 
 KERNELS = [kernel for file in FILES for kernel in kernels_of(file)]
@@ -86,3 +98,16 @@ def test_files_are_short_and_have_no_ptx(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= MAX_FILE_LINES
     assert not INLINE_PTX.search(text), "PTX stands in cuda_src/include alone"
+
+
+def test_generic_lambdas_are_found() -> None:
+    plain, generic = "auto f = [&](int i) { return i; };", "auto g = [&, n](int i,\n    const auto& x) mutable {"
+    assert lines_of_generic_lambdas(f"{plain}\n{generic}\n") == [2]
+    assert lines_of_generic_lambdas("each([=](auto... x) {});\n// [&](auto x)\nauto y = a[0](b);\n") == [1]
+
+
+@pytest.mark.parametrize("path", [*FILES, *HEADERS], ids=lambda path: path.name)
+def test_lambdas_are_not_generic(path: Path) -> None:
+    """NVRTC 13.0 does not compile them in kernels: "function without execution space annotations"."""
+    places = [f"{path.relative_to(SOURCE_FOLDER)}:{line}" for line in lines_of_generic_lambdas(path.read_text())]
+    assert not places, f"{', '.join(places)}: a lambda with `auto` parameters; write a function template"

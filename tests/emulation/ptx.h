@@ -327,12 +327,18 @@ inline void ptx_ld_acquire_sys_global_u32(unsigned& value, const unsigned* from)
   std::this_thread::yield();
   value = reinterpret_cast<const std::atomic<unsigned>*>(from)->load(std::memory_order_acquire);
 }
-inline void ptx_st_relaxed_sys_global_u64(unsigned long long* to, unsigned long long value) {
-  reinterpret_cast<std::atomic<unsigned long long>*>(to)->store(value, std::memory_order_relaxed);
+inline void ptx_st_relaxed_sys_global_v2_u64(unsigned long long* to, unsigned long long first,
+                                             unsigned long long second) {
+  auto* words = reinterpret_cast<std::atomic<unsigned long long>*>(to);
+  words[0].store(first, std::memory_order_relaxed);
+  words[1].store(second, std::memory_order_relaxed);
 }
-inline void ptx_ld_relaxed_sys_global_u64(unsigned long long& value, const unsigned long long* from) {
+inline void ptx_ld_relaxed_sys_global_v2_u64(unsigned long long& first, unsigned long long& second,
+                                             const unsigned long long* from) {
   std::this_thread::yield();
-  value = reinterpret_cast<const std::atomic<unsigned long long>*>(from)->load(std::memory_order_relaxed);
+  const auto* words = reinterpret_cast<const std::atomic<unsigned long long>*>(from);
+  first = words[0].load(std::memory_order_relaxed);
+  second = words[1].load(std::memory_order_relaxed);
 }
 inline void ptx_mov_u64_globaltimer(unsigned long long& now) {
   now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);

@@ -18,7 +18,7 @@ from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.collectives import MOST_BOXED, packets_fit
+from tessera.engine.ops.cuda.collectives import packets_fit
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
 from tests.support.op_cases import random_array
 from tests.support.rank_threads import (
@@ -104,10 +104,12 @@ def test_sums_follow_one_another(ranks: Ranks) -> None:
             assert (array == count * size + sum(range(count))).all()
 
 
-def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks) -> None:
+@pytest.mark.parametrize("shape", [(2, 256), (129, 4100)], ids=str)
+def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks, shape: tuple[int, int]) -> None:
+    """In one shot, and in two, whose parts end within a thread's chunks."""
     count = len(ranks.devices)
-    arrays = [random_array(seed, (2, 256), bfloat16) for seed in range(count)]
-    stream = random_array(9, (2, 256), bfloat16, 4.0)
+    arrays = [random_array(seed, shape, bfloat16) for seed in range(count)]
+    stream = random_array(9, shape, bfloat16, 4.0)
 
     def call(collectives: Collectives, device: Device) -> Array:
         x, residual = from_numpy(arrays[collectives.index], device), from_numpy(stream, device)
@@ -121,9 +123,10 @@ def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks) -> None:
     assert all(np.array_equal(array, expected) for array in ranks(call))
 
 
-# Rows of one block; of several chunks a thread; of more blocks than there are, and more than a box holds; rows that
-# are longer than packets.
-NORMED = [(2, 256), (3, 1160), (257, 1024), *([] if EMULATED else [(1, 4096), (128, 4096), (300, 8192), (2, 16384)])]
+# Rows of one block; of several chunks a thread; of threads with fewer chunks; more than there are blocks; rows that are
+# longer than packets.
+LONGER = [] if EMULATED else [(1, 4096), (128, 4096), (250, 4096), (130, 8192), (300, 8192), (2, 16384)]
+NORMED = [(2, 256), (3, 1160), (2, 2056), (131, 264), (257, 1024), *LONGER]
 
 
 @pytest.mark.parametrize("shape", NORMED, ids=str)
@@ -144,8 +147,7 @@ def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.
         _, expected, of_cpu, alone_of_cpu = cpu(call)[0]
     assert np.array_equal(of_cpu, alone_of_cpu)
     for done, added, normed, alone in ranks(call):
-        fits = packets_fit(*shape, dtype.itemsize, len(arrays)) or np.prod(shape) <= MOST_BOXED
-        assert done == (len(arrays) == 2 or fits)
+        assert done == packets_fit(*shape, dtype.itemsize, len(arrays))
         if done:
             assert np.array_equal(added, expected)
             assert np.array_equal(normed, alone)

@@ -12,15 +12,15 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* source) 
   return value;
 }
 
-// A word comes whole, and says nothing of others.
-__device__ __forceinline__ void store_relaxed_system(unsigned long long* target, unsigned long long value) {
-  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
+// Two words, 16 bytes aligned. Each comes whole, and says nothing of others.
+__device__ __forceinline__ void store_pair_relaxed_system(unsigned long long* target, unsigned long long first,
+                                                          unsigned long long second) {
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(target), "l"(first), "l"(second) : "memory");
 }
 
-__device__ __forceinline__ unsigned long long load_relaxed_system(const unsigned long long* source) {
-  unsigned long long value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
-  return value;
+__device__ __forceinline__ void load_pair_relaxed_system(const unsigned long long* source,
+                                                         unsigned long long& first, unsigned long long& second) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(source) : "memory");
 }
 
 __device__ __forceinline__ unsigned long long nanoseconds() {

@@ -24,25 +24,26 @@ from tessera.engine.cuda.params import (
     Uint64,
 )
 from tessera.engine.ops.cuda.sampling import ROW_BLOCK, InRows, row_block_config
-from tessera.engine.ops.cuda.types import CHUNK, NORM_CHUNKS, NORM_THREADS, ceil_div, rmsnorm_config
+from tessera.engine.ops.cuda.types import CHUNK, NORM_CHUNKS, ceil_div, rmsnorm_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
-BOXED_BLOCKS = 64
+PACKET_BLOCKS = Constant(256, "of a grid that sends packets")
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
 FLAGS = Constant(
     64, "where a box has its flags, in bytes; before them are the epoch, the blocks that ended, and reports begun"
 )
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
-DATA = Constant(ADDRESSES + MAX_RANKS * MAX_BLOCKS * 8, "where it has the data of an epoch, and of the one after it")
-DATA_BYTES = Constant(BOXED_BLOCKS * THREADS * CHUNK * 4)
-MEETINGS = Constant(DATA + 2 * DATA_BYTES, "where each block counts its meetings by packets")
-PACKETS = Constant(MEETINGS + MAX_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
+MEETINGS = Constant(ADDRESSES + 2 * MAX_RANKS * MAX_BLOCKS * 8, "where each block counts its meetings by packets")
+PACKETS = Constant(MEETINGS + PACKET_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
 BLOCK_PACKETS = Constant(THREADS * CHUNK, "of a block and a rank: 8 bytes each, with 4 of data")
-MOST_BOXED = BOXED_BLOCKS * THREADS * CHUNK  # elements whose sums ranks may read in boxes
+PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
+# Elements of a sum in one shot with the norm: 2 MB in 16 bits. Beyond, two shots and the norm's kernel take less.
+MOST_NORMED = 1 << 20
+PACKET_THREADS = Constant(BLOCK_PACKETS * 2 // (CHUNK * NORM_CHUNKS), "of a row that is sent in packets, at most")
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
 
@@ -55,14 +56,6 @@ class Meeting(IntEnum):
     BROADCAST = 3
     ALL_REDUCE_NORM = 4
     ALL_REDUCE_MAX = 5
-
-
-class Form(IntEnum):
-    """How ranks come to each other's rows before a norm."""
-
-    DIRECT = 0
-    BOXED = 1
-    PACKETS = 2
 
 
 class Board(IntEnum):
@@ -95,6 +88,7 @@ class AllReduceParams(NamedTuple):
 
 class AllReducePartsParams(NamedTuple):
     x: OutT
+    residual: OutT
     boxes: Boxes
     size: Int64
     rank: Int32
@@ -183,20 +177,27 @@ ALL_REDUCE = KernelSpec(
     "collectives/all_reduce.cu", "all_reduce_kernel", ("T", "ADDS"), AllReduceParams, overlaps=True, on_demand=True
 )
 ALL_REDUCE_PARTS = KernelSpec(
-    "collectives/all_reduce.cu", "all_reduce_parts_kernel", ("T",), AllReducePartsParams, on_demand=True
+    "collectives/all_reduce.cu",
+    "all_reduce_parts_kernel",
+    ("T", "ADDS"),
+    AllReducePartsParams,
+    overlaps=True,
+    on_demand=True,
 )
 ALL_REDUCE_NORM = KernelSpec(
     "collectives/all_reduce_norm.cu",
     "all_reduce_norm_kernel",
-    ("T", "FORM"),
+    ("T",),
     AllReduceNormParams,
     overlaps=True,
     on_demand=True,
 )
 GATHER_COLUMNS = KernelSpec("collectives/exchange.cu", "gather_columns_kernel", (), GatherColumnsParams, on_demand=True)
 BROADCAST = KernelSpec("collectives/exchange.cu", "broadcast_kernel", (), BroadcastParams, on_demand=True)
-ALL_REDUCE_MAX = KernelSpec("collectives/exchange.cu", "all_reduce_max_kernel", (), AllReduceMaxParams, on_demand=True)
-OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, on_demand=True)
+ALL_REDUCE_MAX = KernelSpec(
+    "collectives/exchange.cu", "all_reduce_max_kernel", (), AllReduceMaxParams, overlaps=True, on_demand=True
+)
+OWN_IDS = KernelSpec("collectives/exchange.cu", "own_ids_kernel", (), OwnIdsParams, overlaps=True, on_demand=True)
 SLICE_BEST = KernelSpec("sampling/slice.cu", "slice_best_kernel", (), SliceBestParams, overlaps=True, on_demand=True)
 SLICE_CHOICE = KernelSpec(
     "sampling/slice.cu", "slice_choice_kernel", (), SliceChoiceParams, overlaps=True, on_demand=True
@@ -222,22 +223,21 @@ declare_header(
     {
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
+        "PACKET_BLOCKS": PACKET_BLOCKS,
         "THREADS": THREADS,
         "POLLS": POLLS,
         "FLAGS": FLAGS,
         "ADDRESSES": ADDRESSES,
-        "DATA": DATA,
-        "DATA_BYTES": DATA_BYTES,
         "MEETINGS": MEETINGS,
         "PACKETS": PACKETS,
         "BLOCK_PACKETS": BLOCK_PACKETS,
         "LARGEST_ID": LARGEST_ID,
     },
-    declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board) + c_enum("Form", Form),
+    declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
 )
-declare_header("all_reduce", __name__, params=(AllReduceParams, AllReducePartsParams))
+declare_header("all_reduce", __name__, {"PART_CHUNKS": PART_CHUNKS}, params=(AllReduceParams, AllReducePartsParams))
 declare_header(
-    "all_reduce_norm", __name__, {"MAX_THREADS": NORM_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
+    "all_reduce_norm", __name__, {"MAX_THREADS": PACKET_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
 )
 declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, AllReduceMaxParams, OwnIdsParams))
 
@@ -246,9 +246,13 @@ declare_header("slice", __name__, {"THREADS": ROW_BLOCK}, (SliceBestParams, Slic
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that ranks launch for activations of these C types."""
-    found: list[Instantiation] = [(ALL_REDUCE, (dtype, adds)) for dtype in dtypes for adds in ("false", "true")]
-    found += [(ALL_REDUCE_PARTS, (dtype,)) for dtype in dtypes]
-    found += [(ALL_REDUCE_NORM, (dtype, str(int(form)))) for dtype in dtypes for form in Form]
+    found: list[Instantiation] = [
+        (spec, (dtype, adds))
+        for spec in (ALL_REDUCE, ALL_REDUCE_PARTS)
+        for dtype in dtypes
+        for adds in ("false", "true")
+    ]
+    found += [(ALL_REDUCE_NORM, (dtype,)) for dtype in dtypes]
     return [
         *found,
         (GATHER_COLUMNS, ()),
@@ -261,7 +265,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def box_bytes(ranks: int) -> int:
     """Of a rank's box among so many."""
-    return PACKETS + 2 * ranks * MAX_BLOCKS * BLOCK_PACKETS * 8
+    return PACKETS + 2 * ranks * PACKET_BLOCKS * BLOCK_PACKETS * 8
 
 
 def most_at_once(ranks: int) -> int:
@@ -269,9 +273,16 @@ def most_at_once(ranks: int) -> int:
     return MAX_BLOCKS * THREADS * CHUNK // (ranks - 1)
 
 
+def most_rows(threads: int, multiprocessors: int) -> int:
+    """Before a norm, a block of so many threads each: two have room on a multiprocessor, however many registers they
+    take, or one of the largest."""
+    return multiprocessors * (2 if 2 * threads <= PACKET_THREADS else 1)
+
+
 def packets_fit(rows: int, hidden: int, itemsize: int, ranks: int) -> bool:
     """Whether rows before a norm, a block each, are sent in packets."""
-    return rows * hidden <= most_at_once(ranks) and hidden * itemsize <= BLOCK_PACKETS * 4
+    most = MOST_NORMED // (ranks - 1)
+    return rows <= PACKET_BLOCKS and rows * hidden <= most and hidden * itemsize <= BLOCK_PACKETS * 4
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
@@ -280,10 +291,12 @@ def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS
     return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
 
 
-def norm_config(rows: int, hidden: int, most_blocks: int) -> LaunchConfig | None:
-    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None where threads have no room for a row."""
-    config = rmsnorm_config(min(rows, most_blocks), hidden)
-    return config if hidden % CHUNK == 0 and hidden <= config.block[0] * CHUNK * NORM_CHUNKS else None
+def norm_config(rows: int, hidden: int, ranks: int, itemsize: int) -> LaunchConfig | None:
+    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None for what packets have no room for."""
+    config = rmsnorm_config(rows, hidden)
+    threads = config.block[0]
+    fits = hidden <= threads * CHUNK * NORM_CHUNKS and threads <= PACKET_THREADS
+    return config if fits and hidden % CHUNK == 0 and packets_fit(rows, hidden, itemsize, ranks) else None
 
 
 def launch_own_ids(device: CudaDevice, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> None:

@@ -35,6 +35,8 @@ FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights hav
 
 
 class LinearOps(Fp8LinearOps):
+    shares_model = False  # with other GPUs: products wait for sums over them
+
     @cached_property
     def linear_kernels(self) -> Chooser[LinearProblem, LinearOperands]:
         """Chooses the kernels of products; tests and benchmarks restrict it."""
@@ -42,7 +44,9 @@ class LinearOps(Fp8LinearOps):
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         operands = LinearOperands(x, weight, bias, out)
-        problem = LinearProblem.of(operands, accumulates=accumulate, in_order=self.batch_invariant)
+        problem = LinearProblem.of(
+            operands, accumulates=accumulate, in_order=self.batch_invariant, late=self.shares_model
+        )
         if not self.linear_kernels.launch(problem, operands):
             raise TesseraError(f"no kernel that may be chosen does {problem}")
 
