@@ -18,7 +18,7 @@ __device__ __forceinline__ void leave_cluster() {
 
 // out = x weight^T with bias, residual or gate as `sm90_matmul_kernel` has it, by the elements that
 // `dequantize_blocks_kernel` gives.
-//   in:  map of x [num_rows, in_features] T; bias [out_features] T or null; codes [out_features, any] unsigned
+//   in:  map of x [num_rows, in_features] T, or if `turned` of what turn_rows_kernel made of it; bias [out_features] T or null; codes [out_features, any] unsigned
 //        and headers [out_features, any] unsigned, as packed
 //   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart;
 //        a float out takes no bias, accumulate or silu_mul
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     const TokenFeeder<V> feeder(work, ring, arrived, full, empty, stages);
     const int warp = (threadIdx.x - V::CONSUMERS) / WARP_SIZE;
     if (warp < TURNING_WARPS) {
-      feeder.turn(warp);
+      if (!turned) feeder.turn(warp);
     } else if (threadIdx.x % WARP_SIZE == 0) {
       prefetch_map(x_map);
       wait_for_earlier_kernels();
@@ -106,6 +106,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     if (lane == 0) barrier_arrive(&empty[stage]);
     if (lane == 1 && sharing > 1) barrier_arrive_in_block(&empty[stage], rank ^ 1);
   };
+  Barrier* const ready = turned ? arrived : full;
   RingPosition at;
 #pragma unroll 1
   for (int index = work.first; index < work.tiles; index += work.stride) {
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
           weight.end_pair();
           weight.copy_next();
         }
-        barrier_wait(&full[at.stage], at.parity);
+        barrier_wait(&ready[at.stage], at.parity);
         const unsigned long long stage = x_descriptor + at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {

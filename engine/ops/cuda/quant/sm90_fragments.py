@@ -35,6 +35,7 @@ class Sm90BlockFragmentsParams(NamedTuple):
     out_stride: Int32
     splits: Int32
     sharing: Int32
+    turned: Int32
     stages: Int32
     accumulate: Int32
     silu_mul: Int32
@@ -74,9 +75,10 @@ declare_header(
 
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
-# Blocks that may share x. With 2 they read half as much of it, but what orders their copies of a slot and its next
-# stores is weaker than the memory model asks for: the end of a copy is known from the other block's consumers alone.
-SHARINGS = (1,)
+MIN_TURNED_ROWS = 65  # of x, from which on a kernel of its own turns it once, not each block what it reads
+# Blocks that may share x, of which each then reads half; x that is turned alone. Where a block turns it in its place,
+# what orders that before the other block's next copy is weaker than the memory model asks for.
+SHARINGS = (1, 2)
 L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
@@ -120,11 +122,11 @@ class FragmentsTile:
 # Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
 # Not measured yet: by instructions and the tensor cores' rate.
 STEP_US = {
-    FragmentsTile(2, 32): 0.4,
-    FragmentsTile(4, 32): 0.6,
-    FragmentsTile(2, 64): 0.62,
-    FragmentsTile(4, 64): 1.05,
-    FragmentsTile(2, 128): 0.75,
+    FragmentsTile(2, 32): 0.42,
+    FragmentsTile(4, 32): 0.72,
+    FragmentsTile(2, 64): 0.55,
+    FragmentsTile(4, 64): 0.85,
+    FragmentsTile(2, 128): 0.8,
     FragmentsTile(2, 256): 1.35,
 }
 TILES = tuple(STEP_US)
@@ -177,10 +179,14 @@ def choose_plan(
     clusters_at_once: tuple[int, ...],
     format: PackedFormat,
     max_shared_bytes: int,
+    sharings: tuple[int, ...] = (1,),
 ) -> FragmentsPlan | None:
-    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
+    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
+
+    `sharings` are the numbers of blocks that may share x.
+    """
     slices = range(2, 1 + min(MAX_CLUSTER, ceil_div(in_features, PAIR)))
-    clusters = [*((1, sharing) for sharing in SHARINGS), *((splits, 1) for splits in slices)]
+    clusters = [*((1, sharing) for sharing in sharings), *((splits, 1) for splits in slices)]
     plans = [
         plan
         for tile in STEP_US
@@ -199,13 +205,15 @@ def plan_of(device: CudaDevice, operands: Sm90Operands) -> FragmentsPlan | None:
     """The plan of a product that any kernel of sm_90a can do; None where no variant fits."""
     x, part = operands.x, operands.part
     assert isinstance(part.format, PackedFormat)
+    sizes = (x.shape[0], part.shape[0], x.shape[1])
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
-    return choose_plan(x.shape[0], part.shape[0], x.shape[1], clusters, part.format, device.max_shared_bytes)
+    sharings = SHARINGS if operands.turned is not None else (1,)
+    return choose_plan(*sizes, clusters, part.format, device.max_shared_bytes, sharings)
 
 
 def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool) -> None:
     """Submit the product divided by a plan."""
-    x, part, bias, out, out_dtype, _, out_stride = operands
+    x, part, bias, out, out_dtype, _, out_stride, turned = operands
     assert isinstance(part.format, PackedFormat)
     num_rows, in_features = x.shape
     tile = plan.tile
@@ -216,7 +224,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
     shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
     config = LaunchConfig((groups * plan.cluster, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.cluster)
     params = Sm90BlockFragmentsParams(
-        x_map=box_map(x, tile.tokens // plan.sharing),
+        x_map=box_map(x if turned is None else turned, tile.tokens // plan.sharing),
         codes=part.tensors["codes"],
         headers=part.tensors["headers"],
         bias=bias,
@@ -227,6 +235,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
         out_stride=out_stride,
         splits=plan.splits,
         sharing=plan.sharing,
+        turned=turned is not None,
         stages=stages,
         accumulate=accumulates,
         silu_mul=gated,
