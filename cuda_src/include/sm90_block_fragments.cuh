@@ -3,6 +3,7 @@
 #pragma once
 
 #include "block_formats.cuh"
+#include "block_small.cuh"
 #include "cluster.cuh"
 #include "generated/sm90_block_fragments.cuh"
 #include "ptx/sm90_fragments.cuh"
@@ -141,6 +142,32 @@ class TokenFeeder {
   const int stages_;
 };
 
+// A lane's scales of a step of one row, and what it makes with them of its codes.
+template <typename T, typename F, bool SMALL_ELEMENTS>
+struct ElementMaker {
+  LaneScales<T, F> scales;
+
+  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    scales = LaneScales<T, F>(record, half, lane);
+  }
+  // The pairs of rounds 2 i and 2 i + 1.
+  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) rounds[j] = elements_of<T, F>(codes, i * 2 + j, lane, scales);
+  }
+};
+template <typename T, typename F>
+struct ElementMaker<T, F, true> {
+  SmallScales<F> scales;
+
+  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    scales = SmallScales<F>(record, half, lane);
+  }
+  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
+    small_elements<F>(codes, i, lane, scales, rounds);
+  }
+};
+
 // The weight of a warp group: 64 rows, of which a lane has its quarter of two rows, 8 apart, in each step.
 // Codes and headers are copied in pairs of steps, AHEAD pairs before they become elements.
 template <typename V>
@@ -213,7 +240,7 @@ class WeightFragments {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      scales_[i] = LaneScales<T, F>(records_[i], ONE_HEADER ? step : 0, lane());
+      makers_[i].begin(records_[i], ONE_HEADER ? step : 0, lane());
     }
   }
 
@@ -223,12 +250,20 @@ class WeightFragments {
     slot_ = slot_ + 1 == V::AHEAD ? 0 : slot_ + 1;
   }
 
-  // Operands of two products: pairs 0 and 1 of what lanes take in a round, and pairs 2 and 3.
-  __device__ __forceinline__ void fragments(int round, unsigned (&first)[4], unsigned (&second)[4]) const {
-    const uint4 upper = elements_of<T, F>(taken_[0], round, lane(), scales_[0]);
-    const uint4 lower = elements_of<T, F>(taken_[1], round, lane(), scales_[1]);
-    first[0] = upper.x, first[1] = lower.x, first[2] = upper.y, first[3] = lower.y;
-    second[0] = upper.z, second[1] = lower.z, second[2] = upper.w, second[3] = lower.w;
+  // Operands of four products, half a step: pairs 0 and 1 of what lanes take in a round, then pairs 2 and 3.
+  __device__ __forceinline__ void fragments(int half, unsigned (&operands)[4][4]) const {
+    uint4 upper[2], lower[2];
+    makers_[0].make(taken_[0], half, lane(), upper);
+    makers_[1].make(taken_[1], half, lane(), lower);
+#pragma unroll
+    for (int round = 0; round < 2; ++round) {
+      unsigned(&first)[4] = operands[round * 2];
+      unsigned(&second)[4] = operands[round * 2 + 1];
+      first[0] = upper[round].x, first[1] = lower[round].x;
+      first[2] = upper[round].y, first[3] = lower[round].y;
+      second[0] = upper[round].z, second[1] = lower[round].z;
+      second[2] = upper[round].w, second[3] = lower[round].w;
+    }
   }
 
  private:
@@ -301,7 +336,7 @@ class WeightFragments {
   int copy_slot_ = 0, slot_ = 0;
   alignas(16) unsigned records_[2][RECORD_WORDS];
   LaneCodes<F> taken_[2];
-  LaneScales<T, F> scales_[2];
+  ElementMaker<T, F, HAS_SMALL<T, F>> makers_[2];
 };
 
 // Where a tile's sums go, CHUNK_TOKENS tokens at a time through `staging` [CHUNK_TOKENS][STRIDE], where the
@@ -327,7 +362,8 @@ struct FragmentsEpilogue {
       if (token >= num_rows) break;
 #pragma unroll
       for (int i = 0; i < CHUNK_TOKENS / 2; ++i) {
-        own[(i / 4 * 8 + i % 2) * V::STRIDE + i % 4 / 2 * 8] = sums[first / 2 + i];
+        own[(i / 4 * 8 + i % 2) * V::STRIDE + i % 4 / 2 * 8] =
+            sums[first / 2 + i] * SUMS_FACTOR<T, typename V::F>;
       }
       meet();
       store_chunk(token, tile.y);

@@ -129,8 +129,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
         for (int half = 0; half < 2; ++half) {
           wgmma_wait<1>();  // what read these registers
           if (half == 1 && pair + step > 0) release(previous);
-          weight.fragments(half * 2, a[half][0], a[half][1]);
-          weight.fragments(half * 2 + 1, a[half][2], a[half][3]);
+          weight.fragments(half, a[half]);
           const unsigned long long tokens = stage + half * (V::HALF_ELEMENTS * sizeof(T) >> 4);
           wgmma_fence();
 #pragma unroll
