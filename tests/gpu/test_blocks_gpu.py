@@ -302,6 +302,21 @@ def test_every_tile_of_fragments(
     assert_close(gated.numpy(), reference.silu_mul(product), bfloat16, roundings=2)
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Int4Group32", "Int4Group128", "Q5_K"])
+def test_fragments_are_the_elements(name: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an identity give each element bit for bit, whichever power of two it was made with."""
+    if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
+        pytest.skip("it is for sm_90a")
+    monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: sm90_fragments.FragmentsPlan(tile))
+    tile, columns, rows = sm90_fragments.FragmentsTile(2, 64), 512, 64
+    weight, _ = mixed_weight(cuda_ops.device, bfloat16, [KERNEL_FORMATS[name].name], [rows], columns)
+    numbers = dequantized(cuda_ops, weight, bfloat16)
+    identity = np.eye(columns, dtype=np.float32)[::7].astype(bfloat16)
+    out = poisoned((len(identity), rows), bfloat16, cuda_ops.device)
+    cuda_ops.linear(from_numpy(identity, cuda_ops.device), weight, out=out)
+    np.testing.assert_array_equal(out.numpy(), numbers.T[::7].astype(bfloat16))
+
+
 @pytest.mark.parametrize(("m", "rows", "columns"), [(64, 304, 1280), (100, 528, 768), (300, 400, 256)])
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Int4Group128"])
 def test_products_through_a_ring_of_elements(

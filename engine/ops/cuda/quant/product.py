@@ -101,7 +101,7 @@ TILES: dict[int, tuple[BlockTile, ...]] = {
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
 MAX_ROWS_TMA = 16  # up to here the weight comes by TMA from sm_90 on, where the kernels that do so have room for x
-MIN_ROWS_SM90 = 33  # from here on sm_90a multiplies by wgmma
+MIN_ROWS_SM90 = 17  # from here on sm_90a multiplies by wgmma
 MAX_ROWS_SM90 = 512  # more take longer than a dequantised copy of the weight
 MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
 MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
