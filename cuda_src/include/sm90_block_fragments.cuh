@@ -55,8 +55,8 @@ struct FragmentsWork {
   }
 };
 
-// Producers of x: one thread copies steps of it to the ring as `full_` steps are used, and warps turn them, in
-// place, to the order in which lanes have the elements of the weight. Of a step, word t (two elements) of
+// Producers of x: one thread copies steps of it to the ring as `full_` steps are used, and warps turn them,
+// in place, to the order in which lanes have the elements of the weight. Of a step, word t (two elements) of
 // segment 4 * round + p of 16 bytes is then pair p of the eight that lane t takes in that round. Two blocks
 // that share x copy half of its rows each, to both.
 template <typename V>
@@ -257,8 +257,8 @@ class WeightFragments {
     makers_[1].make(taken_[1], half, lane(), lower);
 #pragma unroll
     for (int round = 0; round < 2; ++round) {
-      unsigned(&first)[4] = operands[round * 2];
-      unsigned(&second)[4] = operands[round * 2 + 1];
+      unsigned (&first)[4] = operands[round * 2];
+      unsigned (&second)[4] = operands[round * 2 + 1];
       first[0] = upper[round].x, first[1] = lower[round].x;
       first[2] = upper[round].y, first[3] = lower[round].y;
       second[0] = upper[round].z, second[1] = lower[round].z;

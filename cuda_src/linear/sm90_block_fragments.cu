@@ -18,7 +18,8 @@ __device__ __forceinline__ void leave_cluster() {
 
 // out = x weight^T with bias, residual or gate as `sm90_matmul_kernel` has it, by the elements that
 // `dequantize_blocks_kernel` gives.
-//   in:  map of x [num_rows, in_features] T, or if `turned` of what turn_rows_kernel made of it; bias [out_features] T or null; codes [out_features, any] unsigned
+//   in:  map of x [num_rows, in_features] T, or if `turned` of what turn_rows_kernel made of it; bias
+//   [out_features] T or null; codes [out_features, any] unsigned
 //        and headers [out_features, any] unsigned, as packed
 //   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart;
 //        a float out takes no bias, accumulate or silu_mul
@@ -111,7 +112,8 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int index = work.first; index < work.tiles; index += work.stride) {
     float sums[TOKENS / 2];
-    unsigned a[2][4][4];  // operands of both halves of a step: one's are made while the other's are multiplied
+    unsigned a[2][4]
+              [4];  // operands of both halves of a step: one's are made while the other's are multiplied
     int previous = 0;
 #pragma unroll 1
     for (int pair = 0; pair < work.num_steps; pair += PAIR_STEPS) {

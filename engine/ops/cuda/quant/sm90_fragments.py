@@ -78,7 +78,7 @@ MIN_STAGES = 2
 MIN_TURNED_ROWS = 65  # of x, from which on a kernel of its own turns it once, not each block what it reads
 # Blocks that may share x, of which each then reads half; x that is turned alone. Where a block turns it in its place,
 # what orders that before the other block's next copy is weaker than the memory model asks for.
-SHARINGS = (1, 2)
+SHARINGS: tuple[int, ...] = (1, 2)
 L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
