@@ -67,12 +67,13 @@ def measure_shape(
                 if tile.fits(format, k, device.max_shared_bytes, normed=False) and (tile.tokens > 1 or m == 1):
                     saved, product.TILES = product.TILES, {tile.tokens: (tile,)}
                     most, product.MAX_ROWS_TMA = product.MAX_ROWS_TMA, 0
+                    many, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 << 30
                     try:
                         cells.append(
                             f"{tile.tokens}/{tile.units}/{tile.stages}/{tile.blocks} {measure(device, calls):.1f}"
                         )
                     finally:
-                        product.TILES, product.MAX_ROWS_TMA = saved, most
+                        product.TILES, product.MAX_ROWS_TMA, product.MIN_ROWS_SM90 = saved, most, many
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least
