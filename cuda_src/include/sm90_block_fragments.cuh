@@ -1,15 +1,18 @@
 // The parts of a product whose weight, in quantised blocks, is the left operand of wgmma in registers: tiles
-// of work, the producer of x, the fragments of the weight and the epilogue.
+// of work, the producers of x, the fragments of the weight and the epilogue.
 #pragma once
 
 #include "block_formats.cuh"
+#include "block_small.cuh"
 #include "cluster.cuh"
 #include "generated/sm90_block_fragments.cuh"
 #include "ptx/sm90_fragments.cuh"
 #include "sm90_product.cuh"
 
 constexpr int FEEDERS = WARPGROUP_SIZE;
-constexpr int FEEDER_WARPS = FEEDERS / WARP_SIZE;
+constexpr int TURNING_WARPS = FEEDERS / WARP_SIZE - 1;  // bring x into order; the last warp copies it
+constexpr int SWIZZLE_ROWS = SWIZZLE_REPEAT / SWIZZLE_BYTES;
+constexpr int PAIR_STEPS = 2;  // whose codes come together: the most elements that share a header
 
 // Constants of a variant.
 template <typename Element, typename Result, typename Format, int GROUPS, int MAX_TOKENS>
@@ -23,18 +26,22 @@ struct FragmentsVariant {
   static constexpr int HALF_ELEMENTS = TOKENS * TILE_K;  // of x, half a stage
   static constexpr int STAGE_ELEMENTS = TOKENS * STEP;
   static constexpr int STRIDE = FEATURES + STAGING_PADDING;  // of a token's sums on their way out
-  // What a warp group's threads copy of a row each: codes and a word of a header.
-  static constexpr int ROW_BYTES = WARPGROUP_SIZE * 4 * (F::LANE_WORDS + 1);
-  static constexpr int SLOTS_BYTES = AHEAD * 2 * ROW_BYTES;  // of a warp group
-  // Of a feeding thread: parts of x that are on their way, as many as its registers hold.
-  static constexpr int PARTS_AHEAD = GROUPS == 2 ? 4 : 2;
+  // Pairs of steps whose codes are on their way.
+  static constexpr int AHEAD = TOKENS > 128 ? WIDE_AHEAD : GROUPS == 2 ? NARROW_AHEAD : BROAD_AHEAD;
+  // Of a warp group: a step's codes of one of each thread's two rows, and the headers of a pair of steps.
+  static constexpr int ROW_CODES = WARPGROUP_SIZE * F::LANE_WORDS * 4;
+  static constexpr int HEADER_WORDS = F::HEADER_WORDS * PAIR_STEPS / F::STEPS_A_SPAN;
+  static constexpr int ROW_HEADERS = WARPGROUP_SIZE / 4 * HEADER_WORDS * 4;
+  static constexpr int PAIR_BYTES = 2 * (PAIR_STEPS * ROW_CODES + ROW_HEADERS);
+  static constexpr int SLOTS_BYTES = AHEAD * PAIR_BYTES;
   static_assert(sizeof(T) == 2, "the product is of 16-bit elements");
   static_assert(STEP == 2 * TILE_K, "a step is two tiles of lines of 128 bytes");
-  static_assert(TOKENS % FEED_TOKENS == 0 && TOKENS % CHUNK_TOKENS == 0, "parts of a tile are whole");
+  static_assert(TOKENS % CHUNK_TOKENS == 0, "parts of a tile are whole");
 };
 
-// What a block does: tiles first, first + stride, ... and of each `num_steps` steps of 128 elements along k.
-// `sharing` tiles of neighbouring features count as one here, block `rank` of a cluster has one of them.
+// What a block does: tiles first, first + stride, ... and of each `num_steps` steps of 128 elements along k,
+// whole pairs, of which the last may be beyond the rows' end. `sharing` tiles of neighbouring features count
+// as one here, block `rank` of a cluster has one of them.
 struct FragmentsWork {
   int tiles_m, tiles;
   int first, stride;
@@ -48,131 +55,130 @@ struct FragmentsWork {
   }
 };
 
-// Producer of x: the tokens' elements in the order in which lanes have those of the weight. Of a step, word t
-// (two elements) of segment 4 * round + p of 16 bytes is pair p of the eight that lane t takes in that round.
-// Two blocks that share x bring half of it each and send it to the other one.
+// Producers of x: one thread copies steps of it to the ring as `full_` steps are used, and warps turn them,
+// in place, to the order in which lanes have the elements of the weight. Of a step, word t (two elements) of
+// segment 4 * round + p of 16 bytes is then pair p of the eight that lane t takes in that round. Two blocks
+// that share x copy half of its rows each, to both.
 template <typename V>
 class TokenFeeder {
   using T = typename V::T;
-  static constexpr int PARTS = V::TOKENS / FEED_TOKENS;  // of a step, one after the other
-  static constexpr int WARP_BYTES =
-      FEED_TOKENS / FEEDER_WARPS * SWIZZLE_BYTES;  // of a part's half, by a warp
-  static_assert(WARP_BYTES % SWIZZLE_REPEAT == 0 && PARTS % 2 == 0, "what is sent lies in a row");
-
-  // A part of a step that this thread comes to.
-  struct Place {
-    int index, part, step = 0;
-
-    __device__ __forceinline__ void advance(const FragmentsWork& work) {
-      part += work.sharing;
-      if (part < PARTS) return;
-      part = work.rank;
-      if (++step < work.num_steps) return;
-      step = 0;
-      index += work.stride;
-    }
-  };
 
  public:
-  __device__ __forceinline__ TokenFeeder(const FragmentsWork& work, T* ring, Barrier* full, Barrier* empty,
-                                         int stages, const T* x, int num_rows, int in_features)
-      : work_(work),
-        ring_(ring),
-        full_(full),
-        empty_(empty),
-        stages_(stages),
-        x_(x),
-        num_rows_(num_rows),
-        in_features_(in_features) {}
+  __device__ __forceinline__ TokenFeeder(const FragmentsWork& work, T* ring, Barrier* arrived, Barrier* full,
+                                         Barrier* empty, int stages)
+      : work_(work), ring_(ring), arrived_(arrived), full_(full), empty_(empty), stages_(stages) {}
 
-  __device__ __forceinline__ void run() {
-    constexpr int PARTS_AHEAD = V::PARTS_AHEAD;
-    uint4 vectors[PARTS_AHEAD][4];
-    Place loaded = {work_.first, work_.rank}, stored = {work_.first, work_.rank};
-#pragma unroll
-    for (int i = 0; i < PARTS_AHEAD; ++i) {
-      load(vectors[i], loaded);
-      loaded.advance(work_);
-    }
+  __device__ __forceinline__ void copy(const TensorMap& x_map) const {
+    RingPosition at;
+    const int rows = small_div(V::TOKENS, work_.sharing), first_row = work_.rank * rows;
 #pragma unroll 1
-    while (true) {
+    for (int index = work_.first; index < work_.tiles; index += work_.stride) {
+      const int row = work_.tile(index).x * V::TOKENS + first_row;
+#pragma unroll 1
+      for (int step = 0; step < work_.num_steps; ++step) {
+        barrier_wait(&empty_[at.stage], at.parity ^ 1);
+        Barrier* const arrived = &arrived_[at.stage];
+        barrier_arrive_expecting(arrived, V::STAGE_ELEMENTS * sizeof(T));
+        T* const to = ring_ + at.stage * V::STAGE_ELEMENTS + first_row * TILE_K;
 #pragma unroll
-      for (int i = 0; i < PARTS_AHEAD; ++i) {
-        if (stored.index >= work_.tiles) return;
-        store(vectors[i], stored.part);
-        stored.advance(work_);
-        load(vectors[i], loaded);
-        loaded.advance(work_);
+        for (int half = 0; half < 2; ++half) {
+          const int column = (work_.first_step + step) * STEP + half * TILE_K;
+          if (work_.sharing > 1) {
+            copy_box_to_blocks<2>(to + half * V::HALF_ELEMENTS, x_map, row, column, arrived);
+          } else {
+            copy_box(to + half * V::HALF_ELEMENTS, x_map, row, column, arrived);
+          }
+        }
+        at.advance(stages_);
+      }
+    }
+  }
+
+  // Eight tokens at a time: ldmatrix gives lane (token, p) word p of the segments of four lanes.
+  __device__ __forceinline__ void turn(int warp) const {
+    constexpr int HALF_BYTES = V::HALF_ELEMENTS * sizeof(T);
+    const int lane = threadIdx.x % WARP_SIZE;
+    // Neighbours are four tokens apart, whose segments lie in different halves of the banks.
+    const int owner = lane / 8, source = token_of(lane % 8), to_token = token_of(lane / 4);
+    const int from = owner / 2 * HALF_BYTES + source * SWIZZLE_BYTES +
+                     ((owner % 2 * 4 + vector_of_round(0, owner)) ^ source) * 16;
+    const int to = to_token * SWIZZLE_BYTES + (lane % 4 ^ to_token) * 16;
+    RingPosition at;
+#pragma unroll 1
+    for (int index = work_.first; index < work_.tiles; index += work_.stride) {
+#pragma unroll 1
+      for (int step = 0; step < work_.num_steps; ++step) {
+        barrier_wait(&arrived_[at.stage], at.parity);
+        unsigned char* const stage = reinterpret_cast<unsigned char*>(ring_ + at.stage * V::STAGE_ELEMENTS);
+#pragma unroll 2
+        for (int group = warp; group < V::TOKENS / SWIZZLE_ROWS; group += TURNING_WARPS) {
+          unsigned char* const rows = stage + group * SWIZZLE_REPEAT;
+          unsigned words[4][4];
+#pragma unroll
+          for (int round = 0; round < 4; ++round) ldmatrix_x4(words[round], rows + (from ^ round * 16));
+          __syncwarp();
+#pragma unroll
+          for (int round = 0; round < 4; ++round) {
+            *reinterpret_cast<uint4*>(rows + round / 2 * HALF_BYTES + (to ^ round % 2 * 64)) =
+                make_uint4(words[round][0], words[round][1], words[round][2], words[round][3]);
+          }
+        }
+        fence_shared_for_async();
+        __syncwarp();
+        if (lane == 0) barrier_arrive(&full_[at.stage]);
+        at.advance(stages_);
       }
     }
   }
 
  private:
-  // Eight threads that store together: two segments of four tokens, in different banks.
-  static __device__ __forceinline__ int lane() { return threadIdx.x % WARP_SIZE; }
-  static __device__ __forceinline__ int round() { return lane() % 2 + lane() / 8 % 2 * 2; }
-  static __device__ __forceinline__ int token() {
-    return lane() / 2 % 4 + lane() / 16 * 4 + threadIdx.x % FEEDERS / WARP_SIZE * 8;
-  }
-
-  __device__ __forceinline__ void load(uint4 (&vectors)[4], const Place& place) const {
-    const int2 tile = work_.tile(place.index);
-    const int row = tile.x * V::TOKENS + place.part * FEED_TOKENS + token();
-    const int first = (work_.first_step + place.step) * STEP;
-    const bool is_row = place.index < work_.tiles && row < num_rows_;
-    const T* const from = x_ + static_cast<long long>(row) * in_features_ + first;
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-      const int column = t * LANE_ELEMENTS + vector_of_round(round(), t) * 8;
-      vectors[t] = make_uint4(0, 0, 0, 0);
-      if (is_row && first + column < in_features_) load_past_l1(vectors[t], from + column);
-    }
-  }
-
-  __device__ __forceinline__ void store(const uint4 (&vectors)[4], int part) {
-    if (part == work_.rank) barrier_wait(&empty_[at_.stage], at_.parity ^ 1);
-    T* const half = ring_ + at_.stage * V::STAGE_ELEMENTS + round() / 2 * V::HALF_ELEMENTS;
-    uint4* const line = reinterpret_cast<uint4*>(half + (part * FEED_TOKENS + token()) * TILE_K);
-    const int first = round() % 2 * 4, turn = token() % 8;
-    line[first ^ turn] = make_uint4(vectors[0].x, vectors[1].x, vectors[2].x, vectors[3].x);
-    line[(first + 1) ^ turn] = make_uint4(vectors[0].y, vectors[1].y, vectors[2].y, vectors[3].y);
-    line[(first + 2) ^ turn] = make_uint4(vectors[0].z, vectors[1].z, vectors[2].z, vectors[3].z);
-    line[(first + 3) ^ turn] = make_uint4(vectors[0].w, vectors[1].w, vectors[2].w, vectors[3].w);
-    const bool is_last = part + work_.sharing >= PARTS;
-    if (work_.sharing == 1 && !is_last) return;
-    fence_shared_for_async();
-    __syncwarp();
-    if (lane() == 0) {
-      Barrier* const full = &full_[at_.stage];
-      if (work_.sharing > 1) {
-        T* const sent = ring_ + at_.stage * V::STAGE_ELEMENTS + (part * FEED_TOKENS + token()) * TILE_K;
-        copy_to_block(sent, sent, WARP_BYTES, full, work_.rank ^ 1);
-        copy_to_block(sent + V::HALF_ELEMENTS, sent + V::HALF_ELEMENTS, WARP_BYTES, full, work_.rank ^ 1);
-      }
-      if (is_last && work_.sharing == 1) barrier_arrive(full);
-      // The other block's half may arrive before it is announced: the phase does not end before.
-      if (is_last && work_.sharing > 1) barrier_arrive_expecting(full, PARTS / 2 * 2 * WARP_BYTES);
-    }
-    if (is_last) at_.advance(stages_);
-  }
+  static __device__ __forceinline__ int token_of(int i) { return i / 2 + i % 2 * 4; }
 
   const FragmentsWork& work_;
   T* const ring_;
+  Barrier* const arrived_;  // what was copied
   Barrier* const full_;
   Barrier* const empty_;
   const int stages_;
-  const T* const x_;
-  const int num_rows_, in_features_;
-  RingPosition at_;
+};
+
+// A lane's scales of a step of one row, and what it makes with them of its codes.
+template <typename T, typename F, bool SMALL_ELEMENTS>
+struct ElementMaker {
+  LaneScales<T, F> scales;
+
+  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    scales = LaneScales<T, F>(record, half, lane);
+  }
+  // The pairs of rounds 2 i and 2 i + 1.
+  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) rounds[j] = elements_of<T, F>(codes, i * 2 + j, lane, scales);
+  }
+};
+template <typename T, typename F>
+struct ElementMaker<T, F, true> {
+  SmallScales<F> scales;
+
+  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    scales = SmallScales<F>(record, half, lane);
+  }
+  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
+    small_elements<F>(codes, i, lane, scales, rounds);
+  }
 };
 
 // The weight of a warp group: 64 rows, of which a lane has its quarter of two rows, 8 apart, in each step.
-// Codes and headers are copied AHEAD steps before they become elements.
+// Codes and headers are copied in pairs of steps, AHEAD pairs before they become elements.
 template <typename V>
 class WeightFragments {
   using T = typename V::T;
   using F = typename V::F;
   static constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
+  static constexpr int PAIR_WORDS = PAIR_STEPS * F::STEP_WORDS;
+  static constexpr bool ONE_HEADER = F::STEPS_A_SPAN == PAIR_STEPS;  // of both steps
+  // From a slot's beginning on: codes [step][row], first pieces before second ones, then headers [row].
+  static constexpr int CODES_BYTES = 2 * PAIR_STEPS * V::ROW_CODES;
 
  public:
   // `slots`: this warp group's.
@@ -183,118 +189,154 @@ class WeightFragments {
         slots_(slots),
         codes_(codes),
         headers_(headers),
-        spans_(ceil_div(in_features, F::SPAN)),
+        steps_(ceil_div(in_features, F::SPAN) * F::STEPS_A_SPAN),
         out_features_(out_features),
         silu_mul_(silu_mul),
         thread_(threadIdx.x % WARPGROUP_SIZE),
         index_(work.first) {}
 
-  // Start copying the codes of the next step, if there is one; a group of copies in any case.
+  // Start copying the codes of the next pair of steps, if there is one; a group of copies in any case.
   __device__ __forceinline__ void copy_next() {
     if (index_ < work_.tiles) {
       if (step_ == 0) begin_tile();
-      const int step = work_.first_step + step_;
-      const int word = header_word<F>(step % F::STEPS_A_SPAN, lane());
-      const int header = step / F::STEPS_A_SPAN * F::HEADER_WORDS + max(word, 0);
+      const bool has_both = ONE_HEADER || work_.first_step + step_ + 1 < steps_;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) copy_row(i, step * F::STEP_WORDS, header, word >= 0);
-      if (++step_ == work_.num_steps) {
+      for (int i = 0; i < 2; ++i) copy_row(i, has_both);
+      if ((step_ += PAIR_STEPS) == work_.num_steps) {
         step_ = 0;
         index_ += work_.stride;
       }
     }
     copy_async_commit();
-    copy_slot_ = copy_slot_ + 1 == AHEAD ? 0 : copy_slot_ + 1;
+    copy_slot_ = copy_slot_ + 1 == V::AHEAD ? 0 : copy_slot_ + 1;
   }
 
-  // The oldest step's codes and scales; `step` is counted from the first of this block.
-  __device__ __forceinline__ void take_step(int step) {
-    copy_async_wait<AHEAD - 1>();
+  // The oldest pair's copies have arrived.
+  __device__ __forceinline__ void begin_pair() {
+    copy_async_wait<V::AHEAD - 1>();
     __syncwarp();
-    const int half = (work_.first_step + step) % F::STEPS_A_SPAN;
+    if constexpr (ONE_HEADER && F::HEADER_WORDS <= RECORD_WORDS) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) copy_words<F::HEADER_WORDS>(records_[i], header(i));
+    }
+  }
+
+  // A step's codes and scales.
+  __device__ __forceinline__ void take_step(int step) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const unsigned* const words = reinterpret_cast<const unsigned*>(slot(slot_, i));
+      const unsigned* const words = reinterpret_cast<const unsigned*>(slot(slot_) + code_place(step, i));
       copy_words<FIRST>(taken_[i].words, words + thread_ * FIRST);
       if constexpr (SECOND > 0) {
         copy_words<SECOND>(taken_[i].words + FIRST, words + WARPGROUP_SIZE * FIRST + thread_ * SECOND);
       }
-      alignas(16) unsigned record[RECORD_WORDS];
-      copy_words<RECORD_WORDS>(record, words + WARPGROUP_SIZE * F::LANE_WORDS + thread_ - lane());
-      scales_[i] = LaneScales<T, F>(record, half, lane());
+      if constexpr (F::HEADER_WORDS > RECORD_WORDS) {
+        // A lane takes one of a step's first two.
+        records_[i][0] = records_[i][1] = header(i)[step * 2 + lane() / 2];
+        records_[i][2] = header(i)[F::HEADER_WORDS - 1];
+      } else if constexpr (!ONE_HEADER) {
+        copy_words<F::HEADER_WORDS>(records_[i], header(i) + step * F::HEADER_WORDS);
+      }
     }
-    __syncwarp();  // the slot may be filled again
-    slot_ = slot_ + 1 == AHEAD ? 0 : slot_ + 1;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      makers_[i].begin(records_[i], ONE_HEADER ? step : 0, lane());
+    }
   }
 
-  // Operands of two products: pairs 0 and 1 of what lanes take in a round, and pairs 2 and 3.
-  __device__ __forceinline__ void fragments(int round, unsigned (&first)[4], unsigned (&second)[4]) const {
-    const uint4 upper = elements_of<T, F>(taken_[0], round, lane(), scales_[0]);
-    const uint4 lower = elements_of<T, F>(taken_[1], round, lane(), scales_[1]);
-    first[0] = upper.x, first[1] = lower.x, first[2] = upper.y, first[3] = lower.y;
-    second[0] = upper.z, second[1] = lower.z, second[2] = upper.w, second[3] = lower.w;
+  // After the last take_step of a pair: its slot may be filled again.
+  __device__ __forceinline__ void end_pair() {
+    __syncwarp();
+    slot_ = slot_ + 1 == V::AHEAD ? 0 : slot_ + 1;
+  }
+
+  // Operands of four products, half a step: pairs 0 and 1 of what lanes take in a round, then pairs 2 and 3.
+  __device__ __forceinline__ void fragments(int half, unsigned (&operands)[4][4]) const {
+    uint4 upper[2], lower[2];
+    makers_[0].make(taken_[0], half, lane(), upper);
+    makers_[1].make(taken_[1], half, lane(), lower);
+#pragma unroll
+    for (int round = 0; round < 2; ++round) {
+      unsigned (&first)[4] = operands[round * 2];
+      unsigned (&second)[4] = operands[round * 2 + 1];
+      first[0] = upper[round].x, first[1] = lower[round].x;
+      first[2] = upper[round].y, first[3] = lower[round].y;
+      second[0] = upper[round].z, second[1] = lower[round].z;
+      second[2] = upper[round].w, second[3] = lower[round].w;
+    }
   }
 
  private:
   __device__ __forceinline__ int lane() const { return thread_ % 4; }
-  __device__ __forceinline__ unsigned char* slot(int slot, int i) const {
-    return slots_ + (slot * 2 + i) * V::ROW_BYTES;
+  __device__ __forceinline__ unsigned char* slot(int slot) const { return slots_ + slot * V::PAIR_BYTES; }
+  static __device__ __forceinline__ int code_place(int step, int i) { return (step * 2 + i) * V::ROW_CODES; }
+  static __device__ __forceinline__ int header_place(int i) { return CODES_BYTES + i * V::ROW_HEADERS; }
+  __device__ __forceinline__ const unsigned* header(int i) const {
+    return reinterpret_cast<const unsigned*>(slot(slot_) + header_place(i)) + thread_ / 4 * V::HEADER_WORDS;
   }
 
-  // The row of the weight that is row i of this thread, or none where the tile ends: -1. Gates are the first
-  // half of a tile's rows, their ups the second.
+  // The row of the weight that is row i of this thread; where the tile ends, some other one. Gates are the
+  // first half of a tile's rows, their ups the second.
   __device__ __forceinline__ int weight_row(int i, int column) const {
     constexpr int HALF = V::FEATURES / 2;
-    const int warp = threadIdx.x / WARP_SIZE;
-    const int row = warp * WARP_ROWS + i * 8 + thread_ % WARP_SIZE / 4;
-    if (!silu_mul_) {
-      const int feature = column * V::FEATURES + row;
-      return feature < out_features_ ? feature : -1;
-    }
-    const int feature = column * HALF + row % HALF;
+    const int row = threadIdx.x / WARP_SIZE * WARP_ROWS + i * 8 + thread_ % WARP_SIZE / 4;
+    if (!silu_mul_) return min(column * V::FEATURES + row, out_features_ - 1);
     const int gates = out_features_ / 2;
-    return feature >= gates ? -1 : row < HALF ? feature : gates + feature;
+    return min(column * HALF + row % HALF, gates - 1) + (row < HALF ? 0 : gates);
   }
 
   __device__ __forceinline__ void begin_tile() {
     const int column = work_.tile(index_).y;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int row = weight_row(i, column);
-      const long long spans = static_cast<long long>(max(row, 0)) * spans_;
-      is_row_[i] = row >= 0;
-      codes_from_[i] = codes_ + spans * (F::STEPS_A_SPAN * F::STEP_WORDS);
-      headers_from_[i] = headers_ + spans * F::HEADER_WORDS;
+      const long long row = weight_row(i, column);
+      codes_from_[i] = codes_ + (row * steps_ + work_.first_step) * F::STEP_WORDS;
+      headers_from_[i] =
+          headers_ + (row * steps_ + work_.first_step) / F::STEPS_A_SPAN * F::HEADER_WORDS + lane();
     }
   }
 
-  __device__ __forceinline__ void copy_row(int i, int words, int header, bool has_word) const {
-    const unsigned* const codes = codes_from_[i] + words;
-    const unsigned to = shared_address(slot(copy_slot_, i));
-    copy_async<FIRST * 4>(to + thread_ * FIRST * 4, codes + first_piece<F>(lane()), is_row_[i]);
-    if constexpr (SECOND > 0) {
-      copy_async<SECOND * 4>(to + (WARPGROUP_SIZE * FIRST + thread_ * SECOND) * 4,
-                             codes + second_piece<F>(lane()), is_row_[i]);
+  // A lane brings its own codes, and some words of the headers of its quad.
+  __device__ __forceinline__ void copy_row(int i, bool has_both) {
+    const unsigned to = shared_address(slot(copy_slot_));
+    const unsigned* const codes = codes_from_[i];
+#pragma unroll
+    for (int step = 0; step < PAIR_STEPS; ++step) {
+      const unsigned place = to + code_place(step, i);
+      const unsigned* const from = codes + step * F::STEP_WORDS;
+      const bool has = step == 0 || has_both;
+      copy_async<FIRST * 4>(place + thread_ * FIRST * 4, from + first_piece<F>(lane()), has);
+      if constexpr (SECOND > 0) {
+        copy_async<SECOND * 4>(place + (WARPGROUP_SIZE * FIRST + thread_ * SECOND) * 4,
+                               from + second_piece<F>(lane()), has);
+      }
     }
-    copy_async<4>(to + (WARPGROUP_SIZE * F::LANE_WORDS + thread_) * 4, headers_from_[i] + header,
-                  is_row_[i] && has_word);
+    const unsigned place = to + header_place(i) + (thread_ / 4 * V::HEADER_WORDS + lane()) * 4;
+#pragma unroll
+    for (int word = 0; word < V::HEADER_WORDS; word += 4) {
+      if (word + 4 > V::HEADER_WORDS && word + lane() >= V::HEADER_WORDS) continue;
+      const bool has = ONE_HEADER || has_both || word + lane() < F::HEADER_WORDS;
+      copy_async<4>(place + word * 4, headers_from_[i] + word, has);
+    }
+    codes_from_[i] += PAIR_WORDS;
+    headers_from_[i] += V::HEADER_WORDS;
   }
 
   const FragmentsWork& work_;
   unsigned char* const slots_;
   const unsigned* const codes_;
   const unsigned* const headers_;
-  const int spans_;  // of a row
+  const int steps_;  // of a row
   const int out_features_;
   const int silu_mul_;
   const int thread_;
   int index_, step_ = 0;  // to be copied next
   const unsigned* codes_from_[2] = {};
   const unsigned* headers_from_[2] = {};
-  bool is_row_[2] = {};
   int copy_slot_ = 0, slot_ = 0;
+  alignas(16) unsigned records_[2][RECORD_WORDS];
   LaneCodes<F> taken_[2];
-  LaneScales<T, F> scales_[2];
+  ElementMaker<T, F, HAS_SMALL<T, F>> makers_[2];
 };
 
 // Where a tile's sums go, CHUNK_TOKENS tokens at a time through `staging` [CHUNK_TOKENS][STRIDE], where the
@@ -320,7 +362,8 @@ struct FragmentsEpilogue {
       if (token >= num_rows) break;
 #pragma unroll
       for (int i = 0; i < CHUNK_TOKENS / 2; ++i) {
-        own[(i / 4 * 8 + i % 2) * V::STRIDE + i % 4 / 2 * 8] = sums[first / 2 + i];
+        own[(i / 4 * 8 + i % 2) * V::STRIDE + i % 4 / 2 * 8] =
+            sums[first / 2 + i] * SUMS_FACTOR<T, typename V::F>;
       }
       meet();
       store_chunk(token, tile.y);

@@ -4,11 +4,11 @@
 
 #include "sm90_block_fragments.cuh"
 
-// Registers of a thread that multiplies and of one that copies x, which together are what the block has.
+// Registers of a thread that multiplies and of one that brings x, which together are what the block has.
 template <int WARPGROUPS>
-constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 200 : 104;
+constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 112;
 template <int WARPGROUPS>
-constexpr int FEEDER_REGISTERS = WARPGROUPS == 2 ? 104 : 64;
+constexpr int FEEDER_REGISTERS = WARPGROUPS == 2 ? 40 : 32;
 
 // The other block sends and arrives here no more.
 __device__ __forceinline__ void leave_cluster() {
@@ -18,19 +18,20 @@ __device__ __forceinline__ void leave_cluster() {
 
 // out = x weight^T with bias, residual or gate as `sm90_matmul_kernel` has it, by the elements that
 // `dequantize_blocks_kernel` gives.
-//   in:  x [num_rows, in_features] T; bias [out_features] T or null; codes [out_features, any] unsigned and
-//        headers [out_features, any] unsigned, as packed
+//   in:  map of x [num_rows, in_features] T, or if `turned` of what turn_rows_kernel made of it; bias
+//   [out_features] T or null; codes [out_features, any] unsigned
+//        and headers [out_features, any] unsigned, as packed
 //   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart;
 //        a float out takes no bias, accumulate or silu_mul
 // Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples of
-// eight.
+// eight. Boxes of x: TOKENS rows, or half of them where they are shared.
 // Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster
-// of that many blocks a tile, each of which has a slice of k, between steps of 128 elements, and finishes a
-// share of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters of blocks
-// that have neighbouring features and send each other half of x; not with splits.
-// Block: WARPGROUPS warp groups that multiply, and one that copies x.
+// of that many blocks a tile, each of which has a slice of k, between pairs of steps of 128 elements, and
+// finishes a share of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters
+// of blocks that have neighbouring features and send each other half of x; not with splits.
+// Block: WARPGROUPS warp groups that multiply, and one that brings x: a warp copies, three turn it.
 // Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out;
-// for each warp group AHEAD steps of codes and headers.
+// for each warp group AHEAD pairs of steps of codes and headers.
 // Unit of work: one block a tile at a time, one warp group 64 features of it. Products read half a step's
 // elements from registers while the next half's are made.
 template <typename T, typename Out, typename F, int WARPGROUPS, int TOKENS>
@@ -38,14 +39,14 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     sm90_block_fragments_kernel(SM90_BLOCK_FRAGMENTS_PARAMS(T, Out)) {
   using V = FragmentsVariant<T, Out, F, WARPGROUPS, TOKENS>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  __shared__ Barrier full[MAX_STEPS], empty[MAX_STEPS];
+  __shared__ Barrier arrived[MAX_STEPS], full[MAX_STEPS], empty[MAX_STEPS];
   T* const ring = reinterpret_cast<T*>(shared_memory);
   float* const staging = reinterpret_cast<float*>(ring + stages * V::STAGE_ELEMENTS);
   unsigned char* const slots = reinterpret_cast<unsigned char*>(staging + CHUNK_TOKENS * V::STRIDE);
 
   const int split = splits > 1 ? cluster_rank() : 0;
-  const int all_steps = ceil_div(in_features, STEP);
-  const int first_step = small_div(split * all_steps, splits);
+  const int all_pairs = ceil_div(in_features, PAIR_STEPS * STEP);
+  const int first_pair = small_div(split * all_pairs, splits);
   const int rank = sharing > 1 ? cluster_rank() : 0;
   const int tiles_m = ceil_div(num_rows, TOKENS);
   const int cluster_blocks = splits * sharing;  // one of which is 1
@@ -53,15 +54,16 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
                               tiles_m * ceil_div(out_features, V::FEATURES * sharing),
                               small_div(blockIdx.x, cluster_blocks),
                               small_div(gridDim.x, cluster_blocks),
-                              first_step,
-                              small_div((split + 1) * all_steps, splits) - first_step,
+                              first_pair * PAIR_STEPS,
+                              (small_div((split + 1) * all_pairs, splits) - first_pair) * PAIR_STEPS,
                               sharing,
                               rank};
 
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
-      barrier_init(&full[i], FEEDER_WARPS);
+      barrier_init(&arrived[i], 1);
+      barrier_init(&full[i], TURNING_WARPS);
       barrier_init(&empty[i], V::CONSUMERS / WARP_SIZE * sharing);
     }
     barrier_init_done();
@@ -71,11 +73,22 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 
   if (threadIdx.x >= V::CONSUMERS) {
     give_registers<FEEDER_REGISTERS<WARPGROUPS>>();
-    wait_for_earlier_kernels();
     if (sharing > 1) cluster_wait();
-    TokenFeeder<V>(work, ring, full, empty, stages, x, num_rows, in_features).run();
-    if (threadIdx.x == V::CONSUMERS) let_next_kernel_start();
-    if (sharing > 1) leave_cluster();
+    const TokenFeeder<V> feeder(work, ring, arrived, full, empty, stages);
+    const int warp = (threadIdx.x - V::CONSUMERS) / WARP_SIZE;
+    if (warp < TURNING_WARPS) {
+      if (!turned) feeder.turn(warp);
+    } else if (threadIdx.x % WARP_SIZE == 0) {
+      prefetch_map(x_map);
+      wait_for_earlier_kernels();
+      fence_global_for_async();
+      feeder.copy(x_map);
+      let_next_kernel_start();
+    }
+    if (sharing > 1) {
+      __syncwarp();
+      leave_cluster();
+    }
     return;
   }
 
@@ -83,7 +96,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   WeightFragments<V> weight(work, slots + threadIdx.x / WARPGROUP_SIZE * V::SLOTS_BYTES, codes, headers,
                             out_features, in_features, silu_mul);
 #pragma unroll 1
-  for (int i = 0; i < AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
+  for (int i = 0; i < V::AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
   if (sharing > 1) cluster_wait();
   const FragmentsEpilogue<V> epilogue = {staging,    bias,  out,    num_rows,        out_features,
@@ -94,6 +107,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     if (lane == 0) barrier_arrive(&empty[stage]);
     if (lane == 1 && sharing > 1) barrier_arrive_in_block(&empty[stage], rank ^ 1);
   };
+  Barrier* const ready = turned ? arrived : full;
   RingPosition at;
 #pragma unroll 1
   for (int index = work.first; index < work.tiles; index += work.stride) {
@@ -102,28 +116,34 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
               [4];  // operands of both halves of a step: one's are made while the other's are multiplied
     int previous = 0;
 #pragma unroll 1
-    for (int step = 0; step < work.num_steps; ++step) {
-      weight.take_step(step);
-      weight.copy_next();
-      barrier_wait(&full[at.stage], at.parity);
-      const unsigned long long stage = x_descriptor + at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
+    for (int pair = 0; pair < work.num_steps; pair += PAIR_STEPS) {
+      weight.begin_pair();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        weight.fragments(half * 2, a[half][0], a[half][1]);
-        weight.fragments(half * 2 + 1, a[half][2], a[half][3]);
-        wgmma_wait<0>();
-        if (half == 0 && step > 0) release(previous);
-        const unsigned long long tokens = stage + half * (V::HALF_ELEMENTS * sizeof(T) >> 4);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          wgmma_fragment<T, TOKENS>(sums, a[half][k], tokens + k * DESCRIPTOR_STEP_K,
-                                    step > 0 || half > 0 || k > 0);
+      for (int step = 0; step < PAIR_STEPS; ++step) {
+        weight.take_step(step);
+        if (step == PAIR_STEPS - 1) {
+          weight.end_pair();
+          weight.copy_next();
         }
-        wgmma_commit();
+        barrier_wait(&ready[at.stage], at.parity);
+        const unsigned long long stage = x_descriptor + at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          wgmma_wait<1>();  // what read these registers
+          if (half == 1 && pair + step > 0) release(previous);
+          weight.fragments(half, a[half]);
+          const unsigned long long tokens = stage + half * (V::HALF_ELEMENTS * sizeof(T) >> 4);
+          wgmma_fence();
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            wgmma_fragment<T, TOKENS>(sums, a[half][k], tokens + k * DESCRIPTOR_STEP_K,
+                                      pair + step > 0 || half > 0 || k > 0);
+          }
+          wgmma_commit();
+        }
+        previous = at.stage;
+        at.advance(stages);
       }
-      previous = at.stage;
-      at.advance(stages);
     }
     wgmma_wait<0>();
     release(previous);

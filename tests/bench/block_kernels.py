@@ -30,6 +30,7 @@ ROWS = (1, 4, 8, 16, 32, 64, 256)
 # Of Llama 3 8B: hidden size, width of q and k, of v, and between. The product of v has few blocks, as attention has.
 HIDDEN, QK, V, INTER = 4096, 5120, 1024, 14336
 LAYERS = 16
+LEAST_MANY_ROWS = 9  # from which on the kernels for many rows are measured
 
 
 def random_part(ops: CudaOps, format: PackedFormat, features: int, in_features: int, bits: Any) -> WeightPart:
@@ -66,12 +67,13 @@ def measure_shape(
                 if tile.fits(format, k, device.max_shared_bytes, normed=False) and (tile.tokens > 1 or m == 1):
                     saved, product.TILES = product.TILES, {tile.tokens: (tile,)}
                     most, product.MAX_ROWS_TMA = product.MAX_ROWS_TMA, 0
+                    many, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 << 30
                     try:
                         cells.append(
                             f"{tile.tokens}/{tile.units}/{tile.stages}/{tile.blocks} {measure(device, calls):.1f}"
                         )
                     finally:
-                        product.TILES, product.MAX_ROWS_TMA = saved, most
+                        product.TILES, product.MAX_ROWS_TMA, product.MIN_ROWS_SM90 = saved, most, many
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least
@@ -83,27 +85,34 @@ def measure_shape(
 def _each_of_many_rows(
     device: CudaDevice, calls: Sequence[Callable[[], object]], m: int, format: PackedFormat
 ) -> Iterator[tuple[str, float]]:
-    """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile, and blocks by
-    themselves or with x in common where k is not cut."""
-    if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < product.MIN_ROWS_SM90:
+    """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile: rows of x that
+    blocks turn, and such that a kernel has turned, which pairs of blocks may have in common where k is not cut."""
+    if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < LEAST_MANY_ROWS:
         return
     kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
-    most, product.MAX_ROWS_SM90 = product.MAX_ROWS_SM90, max(m, product.MAX_ROWS_SM90)
-    sharings = sm90_fragments.SHARINGS
+    least, most = product.MIN_ROWS_SM90, product.MAX_ROWS_SM90
+    product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = min(m, least), max(m, most)
+    turned_from, sharings = sm90_fragments.MIN_TURNED_ROWS, sm90_fragments.SHARINGS
     try:
         sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
         yield "ring", measure(device, calls)
         sm90_product.KERNELS = (sm90_fragments.SM90_BLOCK_FRAGMENTS,)
         for tile in sm90_fragments.TILES:
-            if sm90_fragments.FragmentsPlan(tile).stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
+            plan = sm90_fragments.FragmentsPlan(tile)
+            if tile.tokens >= 2 * m or plan.stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
                 continue
             sm90_fragments.STEP_US = {tile: steps[tile]}
+            name = f"{tile.warpgroups}/{tile.tokens}"
+            sm90_fragments.MIN_TURNED_ROWS = m + 1
+            yield name, measure(device, calls)
+            sm90_fragments.MIN_TURNED_ROWS = 1
             for sharing in (1, 2):
                 sm90_fragments.SHARINGS = (sharing,)
-                yield f"fragments/{tile.warpgroups}/{tile.tokens}/{sharing}", measure(device, calls)
+                yield f"{name}/turned{'/shared' if sharing > 1 else ''}", measure(device, calls)
     finally:
-        sm90_product.KERNELS, product.MAX_ROWS_SM90 = kernels, most
-        sm90_fragments.STEP_US, sm90_fragments.SHARINGS = steps, sharings
+        sm90_product.KERNELS, sm90_fragments.STEP_US = kernels, steps
+        product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = least, most
+        sm90_fragments.MIN_TURNED_ROWS, sm90_fragments.SHARINGS = turned_from, sharings
 
 
 def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bits: Any) -> None:

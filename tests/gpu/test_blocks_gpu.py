@@ -192,6 +192,7 @@ def test_every_tile(tile: product.BlockTile, rows: int, cuda_ops: CudaOps, monke
         pytest.skip("it does not fit this device")
     monkeypatch.setattr(product, "TILES", {tile.tokens: (tile,)})
     monkeypatch.setattr(product, "MAX_ROWS_TMA", 0)
+    monkeypatch.setattr(product, "MIN_ROWS_SM90", 1 << 30)
     weight, exact = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
     numbers = exact if tile.tokens == 1 else dequantized(cuda_ops, weight, bfloat16)
     x = random_array(20, (tile.tokens, columns), bfloat16, 1 / 64)
@@ -265,21 +266,28 @@ def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("tile", sm90_fragments.TILES, ids=lambda tile: f"{tile.warpgroups}_{tile.tokens}")
-@pytest.mark.parametrize(("splits", "sharing"), [(1, 1), (3, 1), (1, 2)])
+@pytest.mark.parametrize(("splits", "sharing", "turned"), [(1, 1, False), (3, 1, True), (1, 2, False), (1, 2, True)])
 def test_every_tile_of_fragments(
-    tile: sm90_fragments.FragmentsTile, splits: int, sharing: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+    tile: sm90_fragments.FragmentsTile,
+    splits: int,
+    sharing: int,
+    turned: bool,
+    cuda_ops: CudaOps,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tiles cut off on both sides, several of a block, k that ends within a step and slices of it; gates, a bias,
-    sums added to what is there."""
+    sums added to what is there; rows that a kernel of its own has turned, and such that blocks turn."""
     if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
         pytest.skip("it is for sm_90a")
-    if sharing > 1 and os.environ.get("EMULATED_RACES") == "1":
-        pytest.skip("blocks that share x order their copies by less than the memory model asks for")
+    if sharing > 1 and not turned and os.environ.get("EMULATED_RACES") == "1":
+        pytest.skip("blocks that share x and turn it order their copies by less than the memory model asks for")
     format, columns, m, rows = KERNEL_FORMATS["Q8_0"], 672, tile.tokens + 8, 2 * tile.features + 48
     plan = sm90_fragments.FragmentsPlan(tile, splits, sharing)
     monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: plan)
     monkeypatch.setattr(sm90_fragments, "count_clusters_at_once", lambda *_: (2,) * 8)
     weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    monkeypatch.setattr(sm90_fragments, "MIN_TURNED_ROWS", 1 if turned else 1 << 30)
+    cuda_ops.reserve_linear([weight], np.dtype(bfloat16))
     numbers = dequantized(cuda_ops, weight, bfloat16)
     x, bias = random_array(20, (m, columns), bfloat16, 1 / 64), random_array(21, (rows,), bfloat16)
     device_x, biased = from_numpy(x, cuda_ops.device), LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
@@ -293,6 +301,21 @@ def test_every_tile_of_fragments(
     assert_close(out.numpy(), 2 * with_bias, bfloat16, roundings=2)
     assert_close(logits.numpy(), product, float32, typical=1)
     assert_close(gated.numpy(), reference.silu_mul(product), bfloat16, roundings=2)
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Int4Group32", "Int4Group128", "Q5_K"])
+def test_fragments_are_the_elements(name: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of an identity give each element bit for bit, whichever power of two it was made with."""
+    if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
+        pytest.skip("it is for sm_90a")
+    monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: sm90_fragments.FragmentsPlan(tile))
+    tile, columns, rows = sm90_fragments.FragmentsTile(2, 64), 512, 64
+    weight, _ = mixed_weight(cuda_ops.device, bfloat16, [KERNEL_FORMATS[name].name], [rows], columns)
+    numbers = dequantized(cuda_ops, weight, bfloat16)
+    identity = np.eye(columns, dtype=np.float32)[::7].astype(bfloat16)
+    out = poisoned((len(identity), rows), bfloat16, cuda_ops.device)
+    cuda_ops.linear(from_numpy(identity, cuda_ops.device), weight, out=out)
+    np.testing.assert_array_equal(out.numpy(), numbers.T[::7].astype(bfloat16))
 
 
 @pytest.mark.parametrize(("m", "rows", "columns"), [(64, 304, 1280), (100, 528, 768), (300, 400, 256)])

@@ -21,6 +21,7 @@ __device__ __forceinline__ void wgmma_fragment(float (&sums)[N / 2], const unsig
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));         \
   }
 #define DEFINE_WGMMA_FRAGMENT_SIZES(T, TYPE)                                                                 \
+  DEFINE_WGMMA_FRAGMENT(T, TYPE, 32, WGMMA_FLOATS_16(0), WGMMA_NAMES_16, "%16, %17, %18, %19", "%20", "%21")     \
   DEFINE_WGMMA_FRAGMENT(T, TYPE, 64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32, %33, %34, %35", "%36", "%37")     \
   DEFINE_WGMMA_FRAGMENT(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64, %65, %66, %67", "%68", "%69")    \
   DEFINE_WGMMA_FRAGMENT(T, TYPE, 256, WGMMA_FLOATS_128, WGMMA_NAMES_128, "%128, %129, %130, %131", "%132", "%133")

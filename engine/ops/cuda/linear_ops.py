@@ -68,7 +68,7 @@ class LinearOps(Fp8LinearOps):
         if values is None:
             if weight.order is not None:
                 x = self._in_order(x, weight.order)
-            blocks = BlockOperands(x, weight, out)
+            blocks = BlockOperands(x, weight, out, room=self._room)
             # In order, since that of blocks' products depends on the rows, and that of dequantised weights does not.
             if not self.batch_invariant and launch_block_product(self.device, blocks, accumulates=accumulate):
                 return
@@ -122,7 +122,7 @@ class LinearOps(Fp8LinearOps):
             if self.batch_invariant or gelu:
                 return False
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
-            blocks = BlockOperands(x, weight, out, norm, eps)
+            blocks = BlockOperands(x, weight, out, norm, eps, self._room)
             accumulates = isinstance(epilogue, Accumulate)
             return launch_block_product(self.device, blocks, gated=gated, accumulates=accumulates)
         if isinstance(epilogue, Accumulate):

@@ -25,7 +25,7 @@ from tessera.engine.formats import (
 from tessera.engine.ops.cuda.fp8.dequantize import FP8_DEQUANTIZE, launch_dequantize
 from tessera.engine.ops.cuda.quant import gather
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
-from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows
+from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows, turned_bytes
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor, empty, int8, uint8, uint32
@@ -83,6 +83,7 @@ class DequantizeOps(Ops):
     batch_invariant = False  # see `CudaOps`
     _scratch: Tensor | None = None
     _ordered: Tensor | None = None
+    _room: Tensor | None = None  # in which products turn their rows
 
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any], max_rows: int = 0) -> None:
         """Compile and allocate beforehand what products of up to `max_rows` rows of `dtype` by these weights take."""
@@ -99,6 +100,9 @@ class DequantizeOps(Ops):
             self.device.compile(gather.instantiations((cuda_type(dtype),)))
             self._in_order_of(max_rows * max(ordered) * dtype.itemsize)
         always = self.batch_invariant or dtype.itemsize != HALF_BYTES
+        nbytes = 0 if always else turned_bytes(stored, self.device)
+        if nbytes and (self._room is None or self._room.nbytes < nbytes):
+            self._room = empty((nbytes,), uint8, self.device)
         copied = [weight.shape for weight in stored if always or not takes_any_rows(weight)]
         if copied:
             self._scratch_of(max(rows * columns for rows, columns in copied) * dtype.itemsize)

@@ -9,7 +9,10 @@ from tessera.engine.tensor import Tensor
 
 
 class Sm90Operands(NamedTuple):
-    """`out` is the address of the part's first column, its rows `out_stride` elements apart."""
+    """`out` is the address of the part's first column, its rows `out_stride` elements apart.
+
+    `turned`: x as `turn` gives it, if it does.
+    """
 
     x: Tensor
     part: WeightPart
@@ -18,3 +21,4 @@ class Sm90Operands(NamedTuple):
     out_dtype: str
     out_itemsize: int
     out_stride: int
+    turned: Tensor | None = None

@@ -7,6 +7,7 @@ integers (see `cuda_src/include/block_row.cuh`), and differs from the same row a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.quant import sm90_product, sm90_row, sm90_rows
+from tessera.engine.ops.cuda.quant import sm90_fragments, sm90_product, sm90_row, sm90_rows, turn
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
@@ -100,7 +101,7 @@ TILES: dict[int, tuple[BlockTile, ...]] = {
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
 MAX_ROWS_TMA = 16  # up to here the weight comes by TMA from sm_90 on, where the kernels that do so have room for x
-MIN_ROWS_SM90 = 33  # from here on sm_90a multiplies by wgmma
+MIN_ROWS_SM90 = 17  # from here on sm_90a multiplies by wgmma
 MAX_ROWS_SM90 = 512  # more take longer than a dequantised copy of the weight
 MAX_ROWS = 64  # by several launches; more are multiplied by dequantised weights
 MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embeddings, no dequantised copy is made
@@ -132,6 +133,16 @@ def choose_tile(problem: BlockProblem, format: PackedFormat, shared_limit: int) 
     return None
 
 
+def turned_bytes(weights: Iterable[LinearWeight], device: CudaDevice) -> int:
+    """Of the room in which products by these weights may turn rows of x."""
+    if not sm90_fragments.SM90_BLOCK_FRAGMENTS.supports(device.arch):
+        return 0
+    widths = (
+        weight.shape[1] for weight in weights if any(isinstance(part.format, PackedFormat) for part in weight.parts)
+    )
+    return turn.nbytes_for(MAX_ROWS_SM90, max(widths, default=0))
+
+
 def takes_any_rows(weight: LinearWeight) -> bool:
     """Whether products of many rows are made of products of few, too."""
     packed = all(isinstance(part.format, PackedFormat) for part in weight.parts)
@@ -139,13 +150,14 @@ def takes_any_rows(weight: LinearWeight) -> bool:
 
 
 class BlockOperands(NamedTuple):
-    """As LinearOperands; `weight` has packed parts alone."""
+    """As LinearOperands; `weight` has packed parts alone, `room` is for rows of x that are turned, if they may be."""
 
     x: Tensor
     weight: LinearWeight
     out: Tensor
     norm: Tensor | None = None
     eps: float = 0.0
+    room: Tensor | None = None
 
 
 def launch_block_product(
@@ -155,7 +167,7 @@ def launch_block_product(
 
     Parts of several formats take a launch each, and so do rows beyond those of a variant.
     """
-    x, weight, out, norm, _ = operands
+    x, weight, out, norm, _, _ = operands
     num_rows, in_features = x.shape
     if norm is None and _launch_many_rows(device, operands, gated=gated, accumulates=accumulates):
         return True
@@ -187,13 +199,14 @@ def launch_block_product(
 
 def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> bool:
     """The same by wgmma, part by part; False, and nothing done, where it cannot or would be slower."""
-    x, weight, out, _, _ = operands
+    x, weight, out, _, _, room = operands
     num_rows = x.shape[0]
     if num_rows < MIN_ROWS_SM90 or (num_rows > MAX_ROWS_SM90 and not takes_any_rows(weight)):
         return False
     if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
         return False
     starts = list(accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
+    turned = None if room is None or num_rows < sm90_fragments.MIN_TURNED_ROWS else turn.place_of(x, room)
     products = [
         Sm90Operands(
             x=x,
@@ -203,12 +216,15 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
             out_dtype=cuda_type(out.dtype),
             out_itemsize=out.dtype.itemsize,
             out_stride=out.shape[1],
+            turned=turned,
         )
         for part, start in zip(weight.parts, starts, strict=True)
     ]
     plans = [sm90_product.plan_of(device, product, gated=gated, accumulates=accumulates) for product in products]
     if None in plans:
         return False
+    if turned is not None and any(isinstance(plan, sm90_fragments.FragmentsPlan) for plan in plans):
+        turn.launch(device, x, turned)
     for product, plan in zip(products, plans, strict=True):
         assert plan is not None
         sm90_product.launch(device, product, plan, gated=gated, accumulates=accumulates)
@@ -227,7 +243,7 @@ def _launch(
     accumulates: bool,
 ) -> None:
     """Some rows times the features of a part, which begin at `start`."""
-    x, weight, out, norm, eps = operands
+    x, weight, out, norm, eps, _ = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
@@ -285,6 +301,7 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
     if sm90_product.SM90_BLOCK_MATMUL.supports(device.arch):
         for format in formats:
             kernels |= sm90_product.kernels_of(format, dtype)
+        kernels |= set(turn.instantiations((dtype,)))
     return kernels
 
 

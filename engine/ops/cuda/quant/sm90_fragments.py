@@ -13,7 +13,8 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InT, Int32, InUint, OutOut
+from tessera.engine.cuda.params import InT, Int32, InUint, OutOut, TensorMap
+from tessera.engine.cuda.tensor_map import box_map
 from tessera.engine.formats import PackedFormat
 from tessera.engine.ops.cuda.linear.sm90 import BARRIER_BYTES, MAX_CLUSTER, count_clusters_at_once
 from tessera.engine.ops.cuda.linear.sm90_kernels import WGMMA_M
@@ -23,7 +24,7 @@ from tessera.engine.tensor import float32
 
 
 class Sm90BlockFragmentsParams(NamedTuple):
-    x: InT
+    x_map: TensorMap
     codes: InUint
     headers: InUint
     bias: InT
@@ -34,6 +35,7 @@ class Sm90BlockFragmentsParams(NamedTuple):
     out_stride: Int32
     splits: Int32
     sharing: Int32
+    turned: Int32
     stages: Int32
     accumulate: Int32
     silu_mul: Int32
@@ -51,29 +53,32 @@ SM90_BLOCK_FRAGMENTS = KernelSpec(
 )
 SPECS = (SM90_BLOCK_FRAGMENTS,)
 
-AHEAD = Constant(4, "steps whose codes are on their way")
+NARROW_AHEAD = Constant(3, "pairs of steps whose codes are on their way to two warp groups")
+BROAD_AHEAD = Constant(2, "to four")
+WIDE_AHEAD = Constant(1, "where a tile has more than 128 tokens, whose steps take longer")
 MAX_STEPS = Constant(6, "of x in the ring")
 CHUNK_TOKENS = Constant(32, "whose sums pass through shared memory at a time")
-FEED_TOKENS = Constant(32, "of which the warps that copy x have a step's elements at a time")
 STAGING_PADDING = Constant(4, "floats: lanes' sums fall into different banks")
 declare_header(
     "sm90_block_fragments",
     __name__,
     {
-        "AHEAD": AHEAD,
+        "NARROW_AHEAD": NARROW_AHEAD,
+        "BROAD_AHEAD": BROAD_AHEAD,
+        "WIDE_AHEAD": WIDE_AHEAD,
         "MAX_STEPS": MAX_STEPS,
         "CHUNK_TOKENS": CHUNK_TOKENS,
-        "FEED_TOKENS": FEED_TOKENS,
         "STAGING_PADDING": STAGING_PADDING,
     },
     (Sm90BlockFragmentsParams,),
 )
 
-STEP = 128  # elements along k that are taken at a time
+STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
-# Blocks that may share x. With 2 they read half as much of it, but what orders their copies of a slot and its next
-# stores is weaker than the memory model asks for: the end of a copy is known from the other block's consumers alone.
-SHARINGS = (1,)
+MIN_TURNED_ROWS = 65  # of x, from which on a kernel of its own turns it once, not each block what it reads
+# Blocks that may share x, of which each then reads half; x that is turned alone. Where a block turns it in its place,
+# what orders that before the other block's next copy is weaker than the memory model asks for.
+SHARINGS: tuple[int, ...] = (1, 2)
 L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
 JOIN_US = 2.0  # of the sums of a cluster's blocks
 TILE_US = 1.0  # from one tile to the next
@@ -96,21 +101,32 @@ class FragmentsTile:
         return (self.warpgroups + 1) * WARPGROUP_SIZE
 
     @property
+    def pairs_ahead(self) -> int:
+        """Pairs of steps whose codes are on their way, as in the kernel."""
+        if self.tokens > 128:
+            return WIDE_AHEAD
+        return NARROW_AHEAD if self.warpgroups == 2 else BROAD_AHEAD
+
+    @property
     def stage_bytes(self) -> int:
         return self.tokens * STEP * HALF_BYTES
 
     def bytes_beside_ring(self, format: PackedFormat) -> int:
         """Of sums on their way out, and of codes and headers on their way in."""
-        slots = self.warpgroups * AHEAD * 2 * WARPGROUP_SIZE * 4 * (format.lane_words + 1)
+        headers = WARPGROUP_SIZE // 4 * format.header_words * PAIR // format.span
+        pair_bytes = 2 * 4 * (2 * WARPGROUP_SIZE * format.lane_words + headers)
+        slots = self.warpgroups * self.pairs_ahead * pair_bytes
         return slots + CHUNK_TOKENS * (self.features + STAGING_PADDING) * float32.itemsize
 
 
 # Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
 # Not measured yet: by instructions and the tensor cores' rate.
 STEP_US = {
-    FragmentsTile(2, 64): 0.62,
-    FragmentsTile(4, 64): 1.05,
-    FragmentsTile(2, 128): 0.75,
+    FragmentsTile(2, 32): 0.42,
+    FragmentsTile(4, 32): 0.72,
+    FragmentsTile(2, 64): 0.55,
+    FragmentsTile(4, 64): 0.85,
+    FragmentsTile(2, 128): 0.8,
     FragmentsTile(2, 256): 1.35,
 }
 TILES = tuple(STEP_US)
@@ -149,7 +165,7 @@ class FragmentsPlan:
     def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(num_rows, out_features), at_once)
-        steps = ceil_div(ceil_div(in_features, STEP), self.splits)
+        steps = ceil_div(ceil_div(in_features, PAIR), self.splits) * (PAIR // STEP)
         storing = STORE_US * min(num_rows, self.tile.tokens) + (JOIN_US if self.splits > 1 else 0.0)
         read = self.tile.stage_bytes / self.sharing + self.tile.features * STEP * format.lane_words / 8
         step = max(STEP_US[self.tile], read / L2_BYTES_PER_US)
@@ -163,11 +179,14 @@ def choose_plan(
     clusters_at_once: tuple[int, ...],
     format: PackedFormat,
     max_shared_bytes: int,
+    sharings: tuple[int, ...] = (1,),
 ) -> FragmentsPlan | None:
-    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
-    steps = ceil_div(in_features, STEP)
-    slices = range(2, 1 + min(MAX_CLUSTER, steps))
-    clusters = [*((1, sharing) for sharing in SHARINGS), *((splits, 1) for splits in slices)]
+    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
+
+    `sharings` are the numbers of blocks that may share x.
+    """
+    slices = range(2, 1 + min(MAX_CLUSTER, ceil_div(in_features, PAIR)))
+    clusters = [*((1, sharing) for sharing in sharings), *((splits, 1) for splits in slices)]
     plans = [
         plan
         for tile in STEP_US
@@ -186,13 +205,15 @@ def plan_of(device: CudaDevice, operands: Sm90Operands) -> FragmentsPlan | None:
     """The plan of a product that any kernel of sm_90a can do; None where no variant fits."""
     x, part = operands.x, operands.part
     assert isinstance(part.format, PackedFormat)
+    sizes = (x.shape[0], part.shape[0], x.shape[1])
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
-    return choose_plan(x.shape[0], part.shape[0], x.shape[1], clusters, part.format, device.max_shared_bytes)
+    sharings = SHARINGS if operands.turned is not None else (1,)
+    return choose_plan(*sizes, clusters, part.format, device.max_shared_bytes, sharings)
 
 
 def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool) -> None:
     """Submit the product divided by a plan."""
-    x, part, bias, out, out_dtype, _, out_stride = operands
+    x, part, bias, out, out_dtype, _, out_stride, turned = operands
     assert isinstance(part.format, PackedFormat)
     num_rows, in_features = x.shape
     tile = plan.tile
@@ -203,7 +224,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
     shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
     config = LaunchConfig((groups * plan.cluster, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.cluster)
     params = Sm90BlockFragmentsParams(
-        x=x,
+        x_map=box_map(x if turned is None else turned, tile.tokens // plan.sharing),
         codes=part.tensors["codes"],
         headers=part.tensors["headers"],
         bias=bias,
@@ -214,6 +235,7 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
         out_stride=out_stride,
         splits=plan.splits,
         sharing=plan.sharing,
+        turned=turned is not None,
         stages=stages,
         accumulate=accumulates,
         silu_mul=gated,

@@ -151,7 +151,7 @@ def plan_of(
     device: CudaDevice, operands: Sm90Operands, *, gated: bool, accumulates: bool
 ) -> BlockPlan | FragmentsPlan | None:
     """The plan of a part's product, by the first of KERNELS that can; None where none can."""
-    x, part, bias, out, _, out_itemsize, out_stride = operands
+    x, part, bias, out, _, out_itemsize, out_stride, _ = operands
     if not SM90_BLOCK_MATMUL.supports(device.arch) or not isinstance(part.format, PackedFormat):
         return None
     in_features = x.shape[1]
@@ -171,7 +171,7 @@ def plan_of(
 
 
 def _ring_plan(device: CudaDevice, operands: Sm90Operands) -> BlockPlan | None:
-    x, part, _, _, _, out_itemsize, _ = operands
+    x, part, out_itemsize = operands.x, operands.part, operands.out_itemsize
     assert isinstance(part.format, PackedFormat)
     num_rows, in_features = x.shape
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
@@ -187,7 +187,7 @@ def launch(
     if isinstance(chosen, FragmentsPlan):
         sm90_fragments.launch(device, operands, chosen, gated=gated, accumulates=accumulates)
         return
-    x, part, bias, out, out_dtype, out_itemsize, out_stride = operands
+    x, part, bias, out, out_dtype, out_itemsize, out_stride, _ = operands
     assert isinstance(part.format, PackedFormat)
     num_rows, in_features = x.shape
     features = part.shape[0]
