@@ -45,11 +45,17 @@ SPECS = (SM90_BLOCK_ROW,)
 
 ROW_WARPS = Constant(16, "of a block; they share k")
 MAX_ROW_STAGES = Constant(8, "of the ring")
-ROW_SHARED_BYTES = Constant(9600, "beside the ring and the row")
+SUMS_PLACES = Constant(4, "tiles whose sums are not all there, or not yet added up")
+ROW_SHARED_BYTES = Constant(4608, "beside the ring and the row")
 declare_header(
     "sm90_block_row",
     __name__,
-    {"ROW_WARPS": ROW_WARPS, "MAX_ROW_STAGES": MAX_ROW_STAGES, "ROW_SHARED_BYTES": ROW_SHARED_BYTES},
+    {
+        "ROW_WARPS": ROW_WARPS,
+        "MAX_ROW_STAGES": MAX_ROW_STAGES,
+        "SUMS_PLACES": SUMS_PLACES,
+        "ROW_SHARED_BYTES": ROW_SHARED_BYTES,
+    },
     (Sm90BlockRowParams,),
 )
 
