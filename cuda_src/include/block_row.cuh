@@ -48,13 +48,23 @@ __device__ __forceinline__ int2 halves_of_vector(int v) {
   return make_int2(half + even * 2, half + 2 - even * 2);
 }
 
-// Where in a step's bytes, counted by eight, the high ones of lane t's vector e lie; the low ones follow, in
-// pairs those of both vectors. A round, or a pair of them, has the four lanes' one behind the other, so lanes
-// that read at once read neighbours, and rounds differ by a number that the compiler knows.
+// Rounds whose bytes a lane loads at once.
 template <typename F>
-__device__ __forceinline__ int place_of_vector(int t, int e) {
-  if constexpr (IN_PAIRS<F>) return ((e / 2 ^ t / 2) * 4 + t) * 4 + e % 2;
-  return ((e ^ t) * 4 + t) * 2;
+constexpr int ROUNDS_AT_ONCE = IN_PAIRS<F> || IN_NIBBLES<F> ? 2 : 1;
+
+// Of a step's bytes, as words, those of lane t's vector e begin at `high` and at `low`, and the second four
+// are `apart` from the first. What is loaded at once the four lanes have one behind the other: lanes that read
+// together read neighbours, and rounds differ by a number that the compiler knows.
+struct VectorPlace {
+  int high, low, apart;
+};
+template <typename F>
+__device__ __forceinline__ VectorPlace place_of_vector(int t, int e) {
+  constexpr int WORDS = 2 * ROUNDS_AT_ONCE<F>;  // of a lane at once, high or low
+  const int round = e ^ t, first = (round / ROUNDS_AT_ONCE<F> * 4 + t) * 2 * WORDS;
+  if constexpr (IN_NIBBLES<F>) return {first + round % 2, first + round % 2 + WORDS, 2};
+  if constexpr (IN_PAIRS<F>) return {first + e % 2 * 2, first + e % 2 * 2 + WORDS, 1};
+  return {first, first + WORDS, 1};
 }
 
 // Brings eight elements into fixed point: to y the high bytes of elements 0, 4, 1, 5 and 2, 6, 3, 7 of those
@@ -93,9 +103,12 @@ __device__ __forceinline__ void fix_vector(const uint4& raw, int v, bool valid, 
     high[i] = __byte_perm(begin, end, 0x7632);
   }
   if (!valid) return;
-  uint2* const to = reinterpret_cast<uint2*>(y + v / 16 * 16) + place_of_vector<F>(v % 16 / 4, v % 4);
-  to[0] = make_uint2(high[0], high[1]);
-  to[IN_PAIRS<F> ? 2 : 1] = make_uint2(low[0], low[1]);
+  unsigned* const to = reinterpret_cast<unsigned*>(y + v / 16 * 16);
+  const VectorPlace place = place_of_vector<F>(v % 16 / 4, v % 4);
+  to[place.high] = high[0];
+  to[place.high + place.apart] = high[1];
+  to[place.low] = low[0];
+  to[place.low + place.apart] = low[1];
   RowGroupOf<F>& group = groups[v / 4];
   if (v % 4 == 0) {
     constexpr float UNIT_OF_SUMS = 1.0f / (MOST_FIXED * (IN_NIBBLES<F> ? 16 : 1));
@@ -147,65 +160,56 @@ struct RowProducts {
 template <typename F>
 class RowBytes {
  public:
+  static constexpr int LOADS = ROUNDS_A_STEP / ROUNDS_AT_ONCE<F>;
+  using Words = Vec<unsigned, 2 * ROUNDS_AT_ONCE<F>>;
+
   // `y`: as `fix_vector` leaves it; `zeros`: ROW_ZEROS, for lanes without a column. Both at multiples of 128
   // bytes.
   __device__ __forceinline__ RowBytes(const unsigned char* shared, const uint4* y, const uint4* zeros)
       : shared_(shared) {
     const int column = row_of_lane(), lane = lane_of_thread() % 4;
     const bool own = column / 2 == lane;
-    constexpr int LANE_BYTES = IN_PAIRS<F> ? 32 : 16;
-    const unsigned from = own ? shared_address(y) + lane * LANE_BYTES + column % 2 * (LANE_BYTES / 2)
-                              : shared_address(zeros);
+    const unsigned place = (lane * 2 + column % 2) * static_cast<int>(sizeof(Words));
+    const unsigned from = own ? shared_address(y) + place : shared_address(zeros);
     from_ = static_cast<int>(from - shared_address(shared));
     step_ = own ? STEP * 2 : 0;
     asm volatile("" : "+r"(from_), "+r"(step_));  // else they are computed again in each step
   }
 
-  // Of a round each; in pairs, of two rounds each two.
-  __device__ __forceinline__ void load(int step, uint2 (&bytes)[ROUNDS_A_STEP]) const {
+  __device__ __forceinline__ void load(int step, Words (&bytes)[LOADS]) const {
     const unsigned char* const from = shared_ + (from_ + step * step_);
 #pragma unroll
-    for (int i = 0; i < PLACES; ++i) {
-      const unsigned char* const place = from + i * (STEP * 2 / PLACES);
-      if constexpr (IN_PAIRS<F>) {
-        const uint4 both = *reinterpret_cast<const uint4*>(place);
-        bytes[i * 2] = make_uint2(both.x, both.y);
-        bytes[i * 2 + 1] = make_uint2(both.z, both.w);
-      } else {
-        bytes[i] = *reinterpret_cast<const uint2*>(place);
-      }
+    for (int i = 0; i < LOADS; ++i) {
+      bytes[i] = Words::load(reinterpret_cast<const unsigned*>(from + i * (STEP * 2 / LOADS)));
     }
   }
 
   static __device__ __forceinline__ void multiply(const LaneCodes<F>& low, const LaneCodes<F>& high,
-                                                  const uint2 (&bytes)[ROUNDS_A_STEP],
-                                                  RowProducts<F>& products) {
+                                                  const Words (&bytes)[LOADS], RowProducts<F>& products) {
 #pragma unroll
-    for (int i = 0; i < PLACES; ++i) {
+    for (int i = 0; i < LOADS; ++i) {
+      const Words& words = bytes[i];
       if constexpr (IN_PAIRS<F>) {
-        int(&sums)[4] = products.sums[i * F::GROUPS / PLACES];
+        int(&sums)[4] = products.sums[i * F::GROUPS / LOADS];
         const uint4 a = paired_bytes<F>(low, i), b = paired_bytes<F>(high, i);
-        mma_bytes<false>(sums, {a.x, b.x, a.y, b.y}, {bytes[i * 2].x, bytes[i * 2].y});
-        mma_bytes<false>(sums, {a.z, b.z, a.w, b.w}, {bytes[i * 2 + 1].x, bytes[i * 2 + 1].y});
-      } else if constexpr (IN_NIBBLES<F>) {
-        if (i % 2 == 1) continue;  // two rounds at a time, of which one mma has one half of the elements
+        mma_bytes<false>(sums, {a.x, b.x, a.y, b.y}, {words[0], words[1]});
+        mma_bytes<false>(sums, {a.z, b.z, a.w, b.w}, {words[2], words[3]});
+      } else if constexpr (IN_NIBBLES<F>) {  // an mma has half of the elements of two rounds
         constexpr unsigned LOW = 0x0f0f0f0f, HIGH = 0xf0f0f0f0;
-        const unsigned a0 = low.words[i], a1 = low.words[i + 1], b0 = high.words[i], b1 = high.words[i + 1];
-        mma_bytes<false>(products.sums[0], {a0 & LOW, b0 & LOW, a1 & LOW, b1 & LOW},
-                         {bytes[i].x, bytes[i + 1].x});
+        const unsigned a0 = low.words[i * 2], a1 = low.words[i * 2 + 1];
+        const unsigned b0 = high.words[i * 2], b1 = high.words[i * 2 + 1];
+        mma_bytes<false>(products.sums[0], {a0 & LOW, b0 & LOW, a1 & LOW, b1 & LOW}, {words[0], words[1]});
         mma_bytes<false>(products.sums[1], {a0 & HIGH, b0 & HIGH, a1 & HIGH, b1 & HIGH},
-                         {bytes[i].y, bytes[i + 1].y});
+                         {words[2], words[3]});
       } else {
         const uint2 a = integer_bytes<F>(low, i), b = integer_bytes<F>(high, i);
-        mma_bytes<F::SIGNED>(products.sums[i * F::GROUPS / PLACES], {a.x, b.x, a.y, b.y},
-                             {bytes[i].x, bytes[i].y});
+        mma_bytes<F::SIGNED>(products.sums[i * F::GROUPS / LOADS], {a.x, b.x, a.y, b.y},
+                             {words[0], words[1]});
       }
     }
   }
 
  private:
-  static constexpr int PLACES = IN_PAIRS<F> ? ROUNDS_A_STEP / 2 : ROUNDS_A_STEP;
-
   const unsigned char* const shared_;
   int from_, step_;  // bytes
 };
@@ -305,7 +309,7 @@ class RowConsumer {
   template <int COUNT>
   __device__ __forceinline__ void take_pairs(const unsigned char* units, int step) {
     const RowGroupOf<F> group = groups_[step * 4];
-    uint2 bytes[ROUNDS_A_STEP];
+    typename RowBytes<F>::Words bytes[RowBytes<F>::LOADS];
     bytes_.load(step, bytes);
 #pragma unroll
     for (int p = 0; p < COUNT; ++p) {

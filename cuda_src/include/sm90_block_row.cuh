@@ -181,7 +181,7 @@ class RowItems {
     if (first >= count_) return;
 #pragma unroll
     for (int j = 0; j < WARP_STEPS; ++j) {
-      uint2 bytes[ROUNDS_A_STEP];
+      typename RowBytes<F>::Words bytes[RowBytes<F>::LOADS];
       bytes_.load(first + j, bytes);
       const RowGroupOf<F> group = groups_[(first + j) * 4];
       RowProducts<F> products;
