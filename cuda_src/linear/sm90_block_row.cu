@@ -10,6 +10,8 @@
 //        [out_features, any] unsigned and headers [out_features, any] unsigned, as packed
 //   out: out [out_features, or half of it if `gated`] Out (T or float); `gated` takes no bias and does not
 //        accumulate
+// `beside`: the kernel before this one has waited for all that this one reads before it let this one start,
+// and writes nothing of it; so they run side by side.
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
 // Grid: any number of blocks; they share the weight's tiles of 16 rows (gated: 8 gates and their ups) evenly.
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
                                     codes_map, headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
   RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, vectors);
-  wait_for_earlier_kernels();
+  if (!beside) wait_for_earlier_kernels();
   // Not before: while blocks of an earlier kernel end, two of the next one's could come to share a
   // multiprocessor and leave none to another.
   let_next_kernel_start();
@@ -49,16 +51,17 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
   RowItems<F> items(shared_memory, y, row_groups, shared.zeros, steps);
   RowEpilogue<T, Out, F> epilogue(tiles, bias, out, accumulate, gated);
   ItemPlace place(stages, group_of_warp());
-  const int all_items = tiles.count * steps.a_tile;
-  int item = group_of_warp(), turns = warp_of_group() + 1;  // until this warp refills
+  const int all_items = tiles.count * steps.a_tile, last_parity = (steps.a_tile - 1) % 2;
+  int warp_in_group = warp_of_group(), item = group_of_warp();
+  asm volatile("" : "+r"(warp_in_group), "+r"(item));  // else they are read again for each tile
+  int parity = item, turns = warp_in_group + 1;        // until this warp refills
+  // Of two groups each takes a tile's even parts or its odd ones; where these are an odd number, by turns.
 #pragma unroll 1
-  for (int tile = 0; tile < tiles.count; ++tile) {
-    // Of two groups each takes the tile's even parts or its odd ones; where these are an odd number, by turns.
-    const int parity = (group_of_warp() ^ (tile & steps.a_tile)) & 1;
+  for (int tile = 0; tile < tiles.count; ++tile, parity ^= steps.a_tile & 1) {
     if (parity >= groups) continue;
     const int place_of_sums = tile % SUMS_PLACES;
     const unsigned phase = tile / SUMS_PLACES & 1;
-    const bool adds_up = parity == (steps.a_tile - 1) % 2 && warp_of_group() == GROUP_WARPS - 1 - tile % GROUP_WARPS;
+    const bool adds_up = parity == last_parity && warp_in_group == GROUP_WARPS - 1 - tile % GROUP_WARPS;
     if (adds_up) epilogue.fetch(tile);
 #pragma unroll 1
     for (int part = parity; part < steps.a_tile; part += 2, item += 2) {
@@ -78,7 +81,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
     }
     float* const sums = shared.partial[place_of_sums];
     barrier_wait(&shared.added[place_of_sums], phase ^ 1);
-    items.share(sums + (parity * GROUP_WARPS + warp_of_group()) * TILE_ROWS);
+    items.share(sums + (parity * GROUP_WARPS + warp_in_group) * TILE_ROWS);
     __syncwarp();
     if (lane_of_thread() == 0) barrier_arrive(&shared.sums[place_of_sums]);
     if (adds_up) {
@@ -87,4 +90,5 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
       if (lane_of_thread() == 0) barrier_arrive(&shared.added[place_of_sums]);
     }
   }
+  if (beside) wait_for_earlier_kernels();  // who waits for this one waits for that one, too
 }

@@ -30,6 +30,7 @@ class Sm90BlockRowParams(NamedTuple):
     eps: Float32
     accumulate: Int32
     gated: Int32
+    beside: Int32
 
 
 SM90_BLOCK_ROW = KernelSpec(
@@ -64,11 +65,12 @@ UNIT, TILE_ROWS = 8, 16  # of the weight
 STEP = 128  # elements of each row that a warp takes at a time
 GROUP, WORD_BYTES, COPY_BYTES = 32, 4, 16
 HALVES_BYTES = 16  # of the scale and the sums of 32 elements, at most
-RING_BYTES = 80 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
+RING_BYTES = 90 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
+BLOCK_BYTES = 120 << 10  # wanted of a block, where its row is long
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
 NO_INTEGERS = ("Fp8", "Nf4")  # kernel types whose values are none
-MIN_BITS = 6  # of a code: below, `block_matmul_kernel` is what is chosen
+MIN_BITS = 1  # of a code: below, `block_matmul_kernel` is what is chosen
 
 
 def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool:
@@ -126,13 +128,17 @@ def asked_bytes(format: PackedFormat, in_features: int, stages: int, shared_limi
 
 
 def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> int:
-    """Of the ring, up to RING_BYTES where there is room."""
-    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, RING_BYTES // stage_bytes(format))
-    return min(MAX_ROW_STAGES, (shared_limit - shared_bytes(format, in_features, 0)) // a_stage, wanted)
+    """Of the ring, up to RING_BYTES, and BLOCK_BYTES of a block, where there is room."""
+    a_stage, beside = stage_bytes(format), shared_bytes(format, in_features, 0)
+    wanted = max(MIN_STAGES, min(RING_BYTES, BLOCK_BYTES - beside) // a_stage)
+    return min(MAX_ROW_STAGES, (shared_limit - beside) // a_stage, wanted)
 
 
 class RowOperands(NamedTuple):
-    """`out` is the address of the part's first column."""
+    """`out` is the address of the part's first column.
+
+    `beside`: the launch before was this kernel's for the same x, and the two run side by side.
+    """
 
     x: Tensor
     norm: Tensor | None
@@ -140,13 +146,14 @@ class RowOperands(NamedTuple):
     bias: Tensor | None
     out: int
     eps: float
+    beside: bool = False
 
 
 def launch(
     device: CudaDevice, operands: RowOperands, dtype: str, out_dtype: str, *, gated: bool, accumulates: bool
 ) -> None:
     """Submit the product; `supports` has said that it can."""
-    x, norm, part, bias, out, eps = operands
+    x, norm, part, bias, out, eps, beside = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
     stages = count_stages(part.format, in_features, device.max_shared_bytes)
@@ -167,6 +174,7 @@ def launch(
         eps=eps,
         accumulate=accumulates,
         gated=gated,
+        beside=beside,
     )
     device.launch(SM90_BLOCK_ROW, (dtype, out_dtype, part.format.kernel_type), config, params)
 
