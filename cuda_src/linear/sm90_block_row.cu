@@ -51,17 +51,16 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
   RowItems<F> items(shared_memory, y, row_groups, shared.zeros, steps);
   RowEpilogue<T, Out, F> epilogue(tiles, bias, out, accumulate, gated);
   ItemPlace place(stages, group_of_warp());
-  const int all_items = tiles.count * steps.a_tile, last_parity = (steps.a_tile - 1) % 2;
-  int warp_in_group = warp_of_group(), item = group_of_warp();
-  asm volatile("" : "+r"(warp_in_group), "+r"(item));  // else they are read again for each tile
-  int parity = item, turns = warp_in_group + 1;        // until this warp refills
+  const int all_items = tiles.count * steps.a_tile;
+  int item = group_of_warp(), parity = item, turns = warp_of_group() + 1;  // until this warp refills
   // Of two groups each takes a tile's even parts or its odd ones; where these are an odd number, by turns.
 #pragma unroll 1
   for (int tile = 0; tile < tiles.count; ++tile, parity ^= steps.a_tile & 1) {
     if (parity >= groups) continue;
     const int place_of_sums = tile % SUMS_PLACES;
     const unsigned phase = tile / SUMS_PLACES & 1;
-    const bool adds_up = parity == last_parity && warp_in_group == GROUP_WARPS - 1 - tile % GROUP_WARPS;
+    const bool takes_last = (parity ^ steps.a_tile) & 1;
+    const bool adds_up = takes_last && warp_of_group() == GROUP_WARPS - 1 - tile % GROUP_WARPS;
     if (adds_up) epilogue.fetch(tile);
 #pragma unroll 1
     for (int part = parity; part < steps.a_tile; part += 2, item += 2) {
@@ -81,7 +80,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
     }
     float* const sums = shared.partial[place_of_sums];
     barrier_wait(&shared.added[place_of_sums], phase ^ 1);
-    items.share(sums + (parity * GROUP_WARPS + warp_in_group) * TILE_ROWS);
+    items.share(sums + (parity * GROUP_WARPS + warp_of_group()) * TILE_ROWS);
     __syncwarp();
     if (lane_of_thread() == 0) barrier_arrive(&shared.sums[place_of_sums]);
     if (adds_up) {
