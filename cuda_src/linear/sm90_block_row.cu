@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
     if (adds_up) {
       barrier_wait(&shared.sums[place_of_sums], phase);
       epilogue.store(tile, sums, groups, prologue);
+      __syncwarp();
       if (lane_of_thread() == 0) barrier_arrive(&shared.added[place_of_sums]);
     }
   }
