@@ -53,8 +53,8 @@ template <typename F>
 constexpr int ROUNDS_AT_ONCE = IN_PAIRS<F> || IN_NIBBLES<F> ? 2 : 1;
 
 // Of a step's bytes, as words, those of lane t's vector e begin at `high` and at `low`, and the second four
-// are `apart` from the first. What is loaded at once the four lanes have one behind the other: lanes that read
-// together read neighbours, and rounds differ by a number that the compiler knows.
+// are `apart` from the first. What is loaded at once the four lanes have one behind the other: lanes that
+// read together read neighbours, and rounds differ by a number that the compiler knows.
 struct VectorPlace {
   int high, low, apart;
 };
@@ -190,7 +190,7 @@ class RowBytes {
     for (int i = 0; i < LOADS; ++i) {
       const Words& words = bytes[i];
       if constexpr (IN_PAIRS<F>) {
-        int(&sums)[4] = products.sums[i * F::GROUPS / LOADS];
+        int (&sums)[4] = products.sums[i * F::GROUPS / LOADS];
         const uint4 a = paired_bytes<F>(low, i), b = paired_bytes<F>(high, i);
         mma_bytes<false>(sums, {a.x, b.x, a.y, b.y}, {words[0], words[1]});
         mma_bytes<false>(sums, {a.z, b.z, a.w, b.w}, {words[2], words[3]});

@@ -19,9 +19,9 @@
 // fills while this one ends. Shared memory: `asked_bytes` in engine/ops/cuda/quant/sm90_row.py.
 // Unit of work: an item, 2,048 elements of the 16 rows of a tile, comes by TMA into a ring of `stages`; two
 // groups of eight warps take items by turns, a warp 256 elements of one. No barrier joins the warps: one of
-// them adds up the sums of a tile, and one of a group starts the copies into the place of the item before once
-// all have used it, while the others go on. The order of a row's sums depends on in_features alone: a warp's
-// sums lie where the numbers of its items within the tile, even or odd, belong.
+// them adds up the sums of a tile, and one of a group starts the copies into the place of the item before
+// once all have used it, while the others go on. The order of a row's sums depends on in_features alone: a
+// warp's sums lie where the numbers of its items within the tile, even or odd, belong.
 template <typename T, typename Out, typename F>
 __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLOCK_ROW_PARAMS(T, Out)) {
   using Stage = RowStage<F>;

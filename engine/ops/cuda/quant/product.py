@@ -256,11 +256,11 @@ def _launch(
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
     types = (cuda_type(x.dtype), cuda_type(out.dtype))
-    if x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0]):
-        if sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
-            few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
-            sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
-            return
+    by_tma = x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0])
+    if by_tma and sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
+        few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
+        sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
+        return
     units = ceil_div(features // 2 if gated else features, UNIT)
     # A second block of each multiprocessor pays where all have tiles to do.
     blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
