@@ -11,7 +11,8 @@
 //   out: out [out_features, or half of it if `gated`] Out (T or float); `gated` takes no bias and does not
 //        accumulate
 // `beside`: the kernel before this one has waited for all that this one reads before it let this one start,
-// and writes nothing of it; so they run side by side.
+// and writes nothing of it; so they run side by side. `early`: the next kernel may start before this one has
+// waited.
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
 // Grid: any number of blocks; they share the weight's tiles of 16 rows (gated: 8 gates and their ups) evenly.
@@ -41,10 +42,11 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
                                     codes_map, headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
   RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, vectors);
+  if (early) let_next_kernel_start();
   if (!beside) wait_for_earlier_kernels();
-  // Not before: while blocks of an earlier kernel end, two of the next one's could come to share a
+  // Else not before: while blocks of an earlier kernel end, two of the next one's could come to share a
   // multiprocessor and leave none to another.
-  let_next_kernel_start();
+  if (!early) let_next_kernel_start();
   prologue.fix(x, y, row_groups);
   __syncthreads();
 

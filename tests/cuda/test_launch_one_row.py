@@ -100,3 +100,17 @@ def test_parts_of_several_formats_run_side_by_side(monkeypatch: pytest.MonkeyPat
     assert by_row == [True, True, True, False, True]
     beside = [launch.params.beside for launch in device.launches if launch.spec is sm90_row.SM90_BLOCK_ROW]
     assert beside == [False, True, True, False]
+
+
+def test_the_next_kernel_starts_early_behind_whole_grids_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block on each multiprocessor, and no part beside the first, which would not wait."""
+    assert not any(launch.params.early for launch in layer_launches("Q4_K", monkeypatch)[:PRODUCTS])
+    monkeypatch.setattr(sm90_row, "STARTS_NEXT_EARLY", True)
+    chain = layer_launches("Q4_K", monkeypatch)[:PRODUCTS]
+    assert [launch.params.early for launch in chain] == [True, False, True, True, True]
+    device = LayerDevice()
+    ops = CudaOps(cast(CudaDevice, device))
+    parts = [WeightPart.empty(KERNEL_FORMATS[name], 4096, 4096, ops.device) for name in ("Q4_K", "Q6_K")]
+    x, out = empty((1, 4096), bfloat16, ops.device), empty((1, 8192), bfloat16, ops.device)
+    ops.linear(x, LinearWeight(tuple(parts)), out=out)
+    assert [launch.params.early for launch in device.launches] == [False, True]

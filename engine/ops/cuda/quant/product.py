@@ -177,14 +177,14 @@ def launch_block_product(
     if None in tiles:
         return False
     starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
-    by_row = False
-    for part, tile, start in zip(weight.parts, tiles, starts, strict=False):
+    one_row = num_rows == 1 <= MAX_ROWS_TMA
+    by_row = [one_row and sm90_row.is_chosen(device, format, in_features) for format in formats]
+    for i, (part, tile, start) in enumerate(zip(weight.parts, tiles, starts, strict=False)):
         assert tile is not None
-        if num_rows == 1 <= MAX_ROWS_TMA and sm90_row.is_chosen(device, part.format, in_features):
-            _launch_row(device, operands, part, start, gated=gated, accumulates=accumulates, beside=by_row)
-            by_row = True
+        if by_row[i]:
+            beside, leads = i > 0 and by_row[i - 1], any(by_row[i + 1 : i + 2])
+            _launch_row(device, operands, part, start, gated=gated, accumulates=accumulates, beside=beside, leads=leads)
             continue
-        by_row = False
         for first in range(0, num_rows, tile.tokens):
             _launch(device, operands, part, tile, start, slice(first, min(first + tile.tokens, num_rows)),
                     gated=gated, accumulates=accumulates)  # fmt: skip
@@ -230,11 +230,12 @@ def _launch_row(
     gated: bool,
     accumulates: bool,
     beside: bool,
+    leads: bool,
 ) -> None:
-    """A single row times the features of a part, which begin at `start`; `beside` the part before."""
+    """A single row times the features of a part, which begin at `start`; flags as of `RowOperands`."""
     x, weight, out, norm, eps = operands
     bias = None if weight.bias is None else weight.bias[start : start + part.shape[0]]
-    row = sm90_row.RowOperands(x, norm, part, bias, out.pointer + start * out.dtype.itemsize, eps, beside)
+    row = sm90_row.RowOperands(x, norm, part, bias, out.pointer + start * out.dtype.itemsize, eps, beside, leads)
     sm90_row.launch(device, row, cuda_type(x.dtype), cuda_type(out.dtype), gated=gated, accumulates=accumulates)
 
 

@@ -31,6 +31,7 @@ class Sm90BlockRowParams(NamedTuple):
     accumulate: Int32
     gated: Int32
     beside: Int32
+    early: Int32
 
 
 SM90_BLOCK_ROW = KernelSpec(
@@ -70,6 +71,7 @@ BLOCK_BYTES = 120 << 10  # wanted of a block, where its row is long
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
 NO_INTEGERS = ("Fp8", "Nf4")  # kernel types whose values are none
+STARTS_NEXT_EARLY = False  # before a block of each multiprocessor has waited: not measured
 MIN_BITS = 1  # of a code: below, `block_matmul_kernel` is what is chosen
 
 
@@ -137,7 +139,8 @@ def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> i
 class RowOperands(NamedTuple):
     """`out` is the address of the part's first column.
 
-    `beside`: the launch before was this kernel's for the same x, and the two run side by side.
+    `beside`: the launch before was this kernel's for the same x, and the two run side by side. `leads`: so does the
+    launch behind this one.
     """
 
     x: Tensor
@@ -147,13 +150,14 @@ class RowOperands(NamedTuple):
     out: int
     eps: float
     beside: bool = False
+    leads: bool = False
 
 
 def launch(
     device: CudaDevice, operands: RowOperands, dtype: str, out_dtype: str, *, gated: bool, accumulates: bool
 ) -> None:
     """Submit the product; `supports` has said that it can."""
-    x, norm, part, bias, out, eps, beside = operands
+    x, norm, part, bias, out, eps, beside, leads = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
     stages = count_stages(part.format, in_features, device.max_shared_bytes)
@@ -175,6 +179,7 @@ def launch(
         accumulate=accumulates,
         gated=gated,
         beside=beside,
+        early=STARTS_NEXT_EARLY and grid == device.multiprocessors and not leads,
     )
     device.launch(SM90_BLOCK_ROW, (dtype, out_dtype, part.format.kernel_type), config, params)
 
