@@ -25,6 +25,7 @@ from tessera.engine.ops.cuda.lora import (
     launch_expand_silu_mul,
     launch_group_rows,
     launch_shrink,
+    launch_shrink_norm,
 )
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
@@ -88,8 +89,20 @@ class LinearOps(Fp8LinearOps):
     def _begin_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
         launch_shrink(self.device, x, stack, rows, out)
 
-    def _finish_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
-        launch_expand(self.device, x, stack, rows, out)
+    def _norm_and_begin_adapters(
+        self, x: Tensor, norm: Prologue, stack: LoraStack, rows: AdapterRows, out: Tensor
+    ) -> bool:
+        # In order, the product with A is of the rounded norm, whatever the number of rows.
+        return (
+            not self.batch_invariant
+            and isinstance(norm, RMSNorm)
+            and launch_shrink_norm(self.device, x, norm, stack, rows, out)
+        )
+
+    def _finish_adapters(
+        self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False
+    ) -> None:
+        launch_expand(self.device, x, stack, rows, out, of_norm=of_norm)
 
     def _finish_adapters_and_activate(
         self,
@@ -99,10 +112,14 @@ class LinearOps(Fp8LinearOps):
         function: Activation,
         product: Tensor,
         out: Tensor,
+        *,
+        of_norm: bool = False,
     ) -> None:
-        fused = function == "silu_mul" and launch_expand_silu_mul(self.device, x, stack, rows, product, out)
+        fused = function == "silu_mul" and launch_expand_silu_mul(
+            self.device, x, stack, rows, product, out, of_norm=of_norm
+        )
         if not fused:
-            super()._finish_adapters_and_activate(x, stack, rows, function, product, out)
+            super()._finish_adapters_and_activate(x, stack, rows, function, product, out, of_norm=of_norm)
 
     def _fused(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
