@@ -1,23 +1,25 @@
 // A norm and the product of its rows with adapters, side by side. products.cu has that product by itself.
 
 #include "lora_tiles.cuh"
+#include "pairs.cuh"
 
-// Of the elements of a row's operand, times those of `gains`, what T holds and what it leaves: in bfloat16
-// the two are the product to the last bit.
+// The elements of a row's operand times those of `gains`, to `high` what T holds of each product and to `low`
+// what that leaves: in bfloat16 the two together are the product to the last bit.
 template <typename T>
 __device__ __forceinline__ void multiply_gains(Line& high, Line& low, const Line& gains) {
-  using Segment = Vec<T, SEGMENT>;
+  using Pair = typename pair_of<T>::type;
+  constexpr unsigned SIGNS = 0x80008000;
+  auto multiply = [&](unsigned& values, unsigned& rests, unsigned by) {
+    const unsigned product = multiply_pair<Pair>(values, by);
+    rests = multiply_add_pair<Pair>(values, by, product ^ SIGNS);
+    values = product;
+  };
 #pragma unroll
   for (int i = 0; i < CHUNK_LINES; ++i) {
-    Segment& values = reinterpret_cast<Segment&>(high[i]);
-    Segment& rests = reinterpret_cast<Segment&>(low[i]);
-    const Segment& factors = reinterpret_cast<const Segment&>(gains[i]);
-#pragma unroll
-    for (int c = 0; c < SEGMENT; ++c) {
-      const float product = to_float(values[c]) * to_float(factors[c]);
-      values[c] = from_float<T>(product);
-      rests[c] = from_float<T>(product - to_float(values[c]));
-    }
+    multiply(high[i].x, low[i].x, gains[i].x);
+    multiply(high[i].y, low[i].y, gains[i].y);
+    multiply(high[i].z, low[i].z, gains[i].z);
+    multiply(high[i].w, low[i].w, gains[i].w);
   }
 }
 
@@ -30,10 +32,10 @@ __device__ __forceinline__ void norm_rows(const T* x, const T* gains, T* normed,
   using Segment = Vec<T, SEGMENT>;
   __shared__ float partial[LORA_SHRINK_WARPS];
   const int lane = threadIdx.x % WARP_SIZE;
-  const int row = first_row + threadIdx.x / row_threads;
-  const int thread = threadIdx.x % row_threads;
+  const int place = threadIdx.x / row_threads, thread = threadIdx.x % row_threads;
+  const int row = first_row + place;
   const int row_warps = row_threads / WARP_SIZE;
-  const bool is_row = row < num_rows;
+  const bool is_row = row < num_rows && place < blockDim.x / row_threads;
   const long long start = static_cast<long long>(row) * width;
   auto column_of = [&](int i) { return (i * row_threads + thread) * SEGMENT; };
   uint4 loaded_gains[LORA_NORM_CHUNKS] = {}, loaded[LORA_NORM_CHUNKS] = {};
@@ -60,9 +62,9 @@ __device__ __forceinline__ void norm_rows(const T* x, const T* gains, T* normed,
   sum_of_squares = warp_sum(sum_of_squares);
   if (lane == 0) partial[threadIdx.x / WARP_SIZE] = sum_of_squares;
   __syncthreads();
-  const float* const of_row = partial + threadIdx.x / row_threads * row_warps;
-  const float inverse_rms = rsqrtf(warp_sum(lane < row_warps ? of_row[lane] : 0.0f) / width + eps);
   if (!is_row) return;
+  const float total = warp_sum(lane < row_warps ? partial[place * row_warps + lane] : 0.0f);
+  const float inverse_rms = rsqrtf(total / width + eps);
   if (thread == 0) inverses[row] = inverse_rms;
 #pragma unroll
   for (int i = 0; i < LORA_NORM_CHUNKS; ++i) {

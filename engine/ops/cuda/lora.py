@@ -318,7 +318,7 @@ def launch_shrink_norm(
     """
     num_rows, width = x.shape
     row_threads, threads = rmsnorm_config(num_rows, width).block[0], LORA_SHRINK_WARPS * WARP_SIZE
-    whole = threads % row_threads == 0 and width <= row_threads * CHUNK * NORM_CHUNKS
+    whole = row_threads <= threads and width <= row_threads * CHUNK * NORM_CHUNKS
     fits = (
         x.dtype == bfloat16 and whole and _fits_tensor_cores(x, stack, out) and aligned(16, norm.weight, norm.scratch)
     )
