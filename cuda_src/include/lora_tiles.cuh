@@ -88,10 +88,10 @@ __device__ __forceinline__ void fetch_share(const T* b, int elements) {
   if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
 }
 
-// The sums of a block's LORA_SHRINK_WARPS chunks: each warp's, and in their order the total of the row and
-// rank that a thread adds up.
+// The sums of a block's chunks: each warp's, and in their order the total of a row and rank.
+template <int WARPS>
 struct ChunkSums {
-  float of_warp[LORA_SHRINK_WARPS][LORA_ROWS][LORA_RANKS + 1];
+  float of_warp[WARPS][LORA_ROWS][LORA_RANKS + 1];
 
   // Of row g of each half of the rows.
   __device__ __forceinline__ void put(const float (&sums)[2][4]) {
@@ -108,7 +108,7 @@ struct ChunkSums {
   __device__ __forceinline__ float total(int place, int rank) const {
     float total = of_warp[0][place][rank];
 #pragma unroll
-    for (int i = 1; i < LORA_SHRINK_WARPS; ++i) total += of_warp[i][place][rank];
+    for (int i = 1; i < WARPS; ++i) total += of_warp[i][place][rank];
     return total;
   }
 };

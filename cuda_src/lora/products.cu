@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   static_assert(LORA_ROWS == 16 && LORA_RANKS == 16, "a block has two m16n8 tiles");
   static_assert(LORA_SHRINK_WARPS * WARP_SIZE == LORA_ROWS * LORA_RANKS, "a thread adds up one sum");
   static_assert(LORA_SLICE == LORA_SHRINK_WARPS * LORA_CHUNK, "the warps share a slice");
-  __shared__ ChunkSums chunk_sums;
+  __shared__ ChunkSums<LORA_SHRINK_WARPS> chunk_sums;
   let_next_kernel_start();
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
@@ -141,7 +141,10 @@ template <typename T, int MOST_RANKS, int PARTS>
 __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PARTS], const float* shrunk,
                                            const int (&rows)[2], int count, long long row_size,
                                            long long slice_size, int max_rank, int slices, int rank,
-                                           const float (&factors)[2], const float* inverses) {
+                                           const float (&factors)[2], const float* inverses,
+                                           bool in_halves) {
+  // The upper lanes, which have no ranks of their own, can take the second half of the slices.
+  constexpr bool HALVABLE = PARTS * MOST_RANKS * 2 <= WARP_SIZE;
   constexpr int ROUNDS = ceil_div(PARTS * MOST_RANKS, static_cast<int>(WARP_SIZE));
   constexpr int BATCH = ROUNDS == 1 ? 16 : 4;  // slices whose sums are under way at a time
   constexpr int SHARING = MOST_RANKS < WARP_SIZE ? MOST_RANKS : WARP_SIZE;  // lanes of the same part
@@ -151,19 +154,24 @@ __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PA
   auto factor_of = [&](int i) {
     return part_of(i) == 0 ? factors[0] : part_of(i) < PARTS ? factors[1] : 0.0f;
   };
+  const bool is_upper = HALVABLE && in_halves && lane >= MOST_RANKS;
+  const int middle = HALVABLE && in_halves ? ceil_div(slices, 2) : slices;
+  const int first_slice = is_upper ? middle : 0, end_slice = is_upper ? slices : middle;
   for (int place = threadIdx.x / WARP_SIZE; place < count; place += LORA_EXPAND_WARPS) {
     const int row = __shfl_sync(FULL_WARP, place < 8 ? rows[0] : rows[1], place % 8 * 4);
-    const float* from = shrunk + row * row_size;
+    const float* from = shrunk + row * row_size + first_slice * slice_size;
     const float inverse = inverses == nullptr ? 1.0f : load_updated(inverses + row);
     float sums[ROUNDS] = {};
-    for (int slice = 0; slice < slices; slice += BATCH) {
+    for (int slice = first_slice; slice < end_slice; slice += BATCH) {
       float loaded[BATCH][ROUNDS];
 #pragma unroll
       for (int j = 0; j < BATCH; ++j, from += slice_size) {
 #pragma unroll
         for (int i = 0; i < ROUNDS; ++i) {
-          const bool is_there = rank_of(i) < rank && factor_of(i) != 0.0f && slice + j < slices;
-          loaded[j][i] = is_there ? load_updated(from + part_of(i) * max_rank + rank_of(i)) : 0.0f;
+          const int part = is_upper ? 0 : part_of(i);
+          const bool is_there =
+              rank_of(i) < rank && (is_upper ? factors[0] : factor_of(i)) != 0.0f && slice + j < end_slice;
+          loaded[j][i] = is_there ? load_updated(from + part * max_rank + rank_of(i)) : 0.0f;
         }
       }
 #pragma unroll
@@ -172,6 +180,7 @@ __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PA
         for (int i = 0; i < ROUNDS; ++i) sums[i] += loaded[j][i];
       }
     }
+    if (HALVABLE && in_halves) sums[0] += __shfl_xor_sync(FULL_WARP, sums[0], MOST_RANKS % WARP_SIZE);
     float largest[PARTS] = {};
 #pragma unroll
     for (int i = 0; i < ROUNDS; ++i) {
@@ -246,7 +255,10 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 //        features, max_rank] T, 0 from the slot's rank on; factors [slots, parts] float; ranks [slots] int;
 //        slots [num_rows] int and groups of group_rows_kernel; part 1 begins at feature `second`, part 2 at
 //        `third`; inverses [num_rows] float, by which the sums are multiplied, or null
-//   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if GATED
+//   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if GATED;
+//        with `next_a` [slots, max_rank, second] T and `next_factors` [slots] of the product of `activated`, as
+//        a and factors of lora_shrink_kernel, next_shrunk [blocks of features, num_rows, max_rank] float: what
+//        that does, in slices of a block's features. GATED and 16 ranks alone; else all three are null.
 // Layout: row-major; b, out and activated 16-byte aligned, max_rank, features, second and third multiples of
 // 8; max_rank is 16 where MOST_RANKS is.
 // Grid: blocks of 32 * GROUPS * LORA_EXPAND_WARPS features of a part, or half as many of both parts if GATED;
@@ -254,7 +266,8 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 // to start.
 // Block: LORA_EXPAND_WARPS warps. Shared memory: none dynamic.
 // Unit of work: a warp GROUPS times 32 features of the rows of a tile, 16 * STEPS ranks at a time, all of
-// them if MOST_RANKS is not more. The order of sums depends on the ranks alone.
+// them if MOST_RANKS is not more. The order of sums depends on the ranks alone, and on `in_halves`: with 16
+// ranks, the first half of the slices and the second are added up apart.
 template <typename T, int GROUPS, int STEPS, int MOST_RANKS, bool GATED>
 __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RANKS <= 32 ? 4 : 3)
     lora_expand_kernel(LORA_EXPAND_PARAMS(T)) {
@@ -264,7 +277,9 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   constexpr int GROUP = 4 * SEGMENT;                       // features
   constexpr int OWN_GROUPS = GATED ? GROUPS / 2 : GROUPS;  // of a warp in a part
   constexpr int BLOCK_FEATURES = LORA_EXPAND_WARPS * OWN_GROUPS * GROUP;
+  constexpr bool CAN_BEGIN_NEXT = GATED && MOST_RANKS == LORA_RANKS;
   __shared__ __align__(16) ShrunkTile<T, MOST_RANKS> tiles[GATED ? 2 : 1];
+  __shared__ ChunkSums<CAN_BEGIN_NEXT ? LORA_EXPAND_WARPS : 1> chunk_sums;
   let_next_kernel_start();
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
@@ -292,6 +307,17 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   };
   auto is_inside = [&](int i, int offset) { return group_of(i % OWN_GROUPS) + offset < end; };
 
+  // Row g of the next A where this lane has its features; row 8 + g is 8 rows further.
+  const T* next_rows = nullptr;
+  if (CAN_BEGIN_NEXT && is_adapted && next_a != nullptr) {
+    if (SlotValues<float>(next_factors, 1, num_slots).at(tile.slot) != 0.0f) {
+      next_rows = next_a + static_cast<long long>(tile.slot * MOST_RANKS + g) * second + t * SEGMENT;
+      const T* const row = next_rows - t * SEGMENT + first;
+      if (warp < 2 && t == 0) {
+        prefetch_l2(row + 8ll * warp * second, min(BLOCK_FEATURES, end - first) * sizeof(T));
+      }
+    }
+  }
   int rank = 0;
   float own_factors[2] = {};
   if (is_adapted) {
@@ -357,6 +383,7 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
 
   using Segment = Vec<T, SEGMENT>;
   Segment values[GROUPS][2] = {};
+  uint4 next_weights[OWN_GROUPS][2] = {};
   auto load_values = [&](int half) {
     const T* const from = out + static_cast<long long>(rows[half]) * features + t * SEGMENT;
 #pragma unroll
@@ -371,7 +398,7 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   if (is_adapted) {
     const long long row_size = static_cast<long long>(parts) * max_rank;
     fill_tiles(tiles, shrunk + part * max_rank, rows, tile.count, row_size, row_size * num_rows, max_rank,
-               slices, rank, own_factors, inverses);
+               slices, rank, own_factors, inverses, in_halves != 0);
     __syncthreads();
     float sums[GROUPS][4][4] = {};
     for (int base = 0;;) {
@@ -382,6 +409,16 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
       base += 16 * STEPS;
       if (16 * STEPS == MOST_RANKS || base >= rank) break;
       load_weights(base, false);
+    }
+    if (CAN_BEGIN_NEXT && next_rows != nullptr) {
+#pragma unroll
+      for (int i = 0; i < OWN_GROUPS; ++i) {
+        if (!is_inside(i, t * SEGMENT)) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          next_weights[i][half] = load_once_16(next_rows + 8ll * half * second + group_of(i));
+        }
+      }
     }
     auto add = [&](int half) {
 #pragma unroll
@@ -398,10 +435,31 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
     for (int i = 0; i < OWN_GROUPS; ++i) {
       if (rows[half] < 0 || !is_inside(i, t * SEGMENT)) continue;
       Segment result = values[i][half];
-      if (GATED) result = silu_mul<T>(result, values[i + GROUPS - OWN_GROUPS][half]);
+      if (GATED) values[i][half] = result = silu_mul<T>(result, values[i + GROUPS - OWN_GROUPS][half]);
       result.store(to + group_of(i));
     }
   };
   store(0);
   if (has_more) store(1);
+  if constexpr (CAN_BEGIN_NEXT) {
+    if (next_rows == nullptr) return;
+    float sums[2][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < OWN_GROUPS; ++i) {
+        const uint4 low = next_weights[i][0], high = next_weights[i][1];
+        const uint4 x = *reinterpret_cast<const uint4*>(values[i][half].data);
+        mma_m16n8k16<T>(sums[half], {low.x, high.x, low.y, high.y}, {x.x, x.y});
+        mma_m16n8k16<T>(sums[half], {low.z, high.z, low.w, high.w}, {x.z, x.w});
+      }
+    }
+    chunk_sums.put(sums);
+    __syncthreads();
+    for (int i = threadIdx.x; i < tile.count * LORA_RANKS; i += LORA_EXPAND_WARPS * WARP_SIZE) {
+      const int place = i / LORA_RANKS, r = i % LORA_RANKS;
+      const long long row = blockIdx.x * num_rows + load_updated(groups + tile.begin + place);
+      next_shrunk[row * LORA_RANKS + r] = chunk_sums.total(place, r);
+    }
+  }
 }

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2)
     lora_shrink_norm_kernel(LORA_SHRINK_NORM_PARAMS(T)) {
   static_assert(sizeof(T) == 2 && has_float_range<T>, "x is multiplied before its norm: bfloat16");
   static_assert(LORA_SHRINK_WARPS * WARP_SIZE == LORA_ROWS * LORA_RANKS, "a thread adds up one sum");
-  __shared__ ChunkSums chunk_sums;
+  __shared__ ChunkSums<LORA_SHRINK_WARPS> chunk_sums;
   let_next_kernel_start();
   if (blockIdx.x >= num_tiles) {
     const int block = ((blockIdx.x - num_tiles) * gridDim.y + blockIdx.y) * gridDim.z + blockIdx.z;

@@ -67,10 +67,14 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Activate:
-    """Epilogue: the activation of the product; `scratch` [M, N] is like x, undefined afterwards."""
+    """Epilogue: the activation of the product; `scratch` [M, N] is like x, undefined afterwards.
+
+    `next_weight`: which the next call of `linear` multiplies the result by, as it is.
+    """
 
     function: Activation
     scratch: Tensor
+    next_weight: LinearWeight | None = None
 
 
 Prologue: TypeAlias = RMSNorm | LayerNorm
@@ -236,9 +240,10 @@ class LinearOps(LayerOps, CheckedOps):
         out: Tensor,
         *,
         of_norm: bool = False,
+        next_stack: LoraStack | None = None,
     ) -> None:
         """The rest of `_add_adapters` to the product, then its activation into out; the product is undefined
-        afterwards."""
+        afterwards. `next_stack`: of the product that follows."""
         self._finish_adapters(x, stack, rows, product, of_norm=of_norm)
         self._activate(function, product, out)
 
@@ -287,7 +292,11 @@ class LinearOps(LayerOps, CheckedOps):
             self._begin_adapters(x, stack, rows, product)
         self._linear(x, weight, None, epilogue if isinstance(epilogue, Accumulate) else None, product)
         if isinstance(epilogue, Activate):
-            self._finish_adapters_and_activate(x, stack, rows, epilogue.function, product, out, of_norm=of_norm)
+            after = epilogue.next_weight
+            next_stack = None if after is None else after.adapters
+            self._finish_adapters_and_activate(
+                x, stack, rows, epilogue.function, product, out, of_norm=of_norm, next_stack=next_stack
+            )
         else:
             self._finish_adapters(x, stack, rows, product, of_norm=of_norm)
 

@@ -19,6 +19,9 @@ from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.decode import takes_sum
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
 from tessera.engine.ops.cuda.lora import (
+    BegunAdapters,
+    begin_next,
+    can_take_begun,
     groups_size,
     instantiations,
     launch_expand,
@@ -36,6 +39,8 @@ FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights hav
 
 
 class LinearOps(Fp8LinearOps):
+    _begun: BegunAdapters | None = None  # for the next product
+
     @cached_property
     def linear_kernels(self) -> Chooser[LinearProblem, LinearOperands]:
         """Chooses the kernels of products; tests and benchmarks restrict it."""
@@ -87,11 +92,14 @@ class LinearOps(Fp8LinearOps):
         self._finish_adapters(x, stack, rows, out)
 
     def _begin_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
-        launch_shrink(self.device, x, stack, rows, out)
+        if not can_take_begun(self._begun, x, stack, out):
+            self._begun = None
+            launch_shrink(self.device, x, stack, rows, out)
 
     def _norm_and_begin_adapters(
         self, x: Tensor, norm: Prologue, stack: LoraStack, rows: AdapterRows, out: Tensor
     ) -> bool:
+        self._begun = None
         # In order, the product with A is of the rounded norm, whatever the number of rows.
         return (
             not self.batch_invariant
@@ -102,7 +110,8 @@ class LinearOps(Fp8LinearOps):
     def _finish_adapters(
         self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False
     ) -> None:
-        launch_expand(self.device, x, stack, rows, out, of_norm=of_norm)
+        begun, self._begun = self._begun, None
+        launch_expand(self.device, x, stack, rows, out, of_norm=of_norm, begun=begun)
 
     def _finish_adapters_and_activate(
         self,
@@ -114,11 +123,15 @@ class LinearOps(Fp8LinearOps):
         out: Tensor,
         *,
         of_norm: bool = False,
+        next_stack: LoraStack | None = None,
     ) -> None:
-        fused = function == "silu_mul" and launch_expand_silu_mul(
-            self.device, x, stack, rows, product, out, of_norm=of_norm
-        )
-        if not fused:
+        next_stack = None if self.batch_invariant else next_stack
+        begun = begin_next(self.device, stack, x, next_stack, out)
+        if function == "silu_mul" and launch_expand_silu_mul(
+            self.device, x, stack, rows, product, out, of_norm=of_norm, begun=begun
+        ):
+            self._begun = begun
+        else:
             super()._finish_adapters_and_activate(x, stack, rows, function, product, out, of_norm=of_norm)
 
     def _fused(

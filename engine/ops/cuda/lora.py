@@ -89,6 +89,9 @@ class LoraExpandParams(NamedTuple):
     groups: InInt
     out: OutT
     activated: OutT
+    next_a: InT
+    next_factors: InFloat
+    next_shrunk: OutFloat
     num_rows: Int32
     num_tiles: Int32
     num_slots: Int32
@@ -96,6 +99,7 @@ class LoraExpandParams(NamedTuple):
     parts: Int32
     max_rank: Int32
     slices: Int32
+    in_halves: Int32
     second: Int32
     third: Int32
 
@@ -221,6 +225,20 @@ declare_header(
 )
 
 
+class BegunAdapters(NamedTuple):
+    """A product with A that the kernel before has done.
+
+    Attributes:
+        x: its input, which is still to be multiplied by the weight.
+        sums: [slices, M, R] float32.
+    """
+
+    stack: LoraStack
+    x: Tensor
+    sums: Tensor
+    slices: int
+
+
 class ExpandShape(NamedTuple):
     """Template arguments of `lora_expand_kernel`.
 
@@ -254,6 +272,7 @@ def expand_shape(max_rank: int) -> ExpandShape:
 # What `python -m tests.bench.lora --variants` compares.
 FETCHES_B = True  # whether the product with A of few rows fetches B into L2
 FUSES_NORMS = True  # whether a norm of few rows is beside the product with A
+BEGINS_NEXT = True  # whether the activation of few rows is multiplied with the next product's A where it is made
 
 WHOLE_BLOCKS = 4  # for each multiprocessor: as many that take the whole width each are enough
 
@@ -365,13 +384,50 @@ def _inverses(stack: LoraStack, num_rows: int, slices: int) -> Tensor | None:
 
 
 def launch_expand(
-    device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False
+    device: CudaDevice,
+    x: Tensor,
+    stack: LoraStack,
+    rows: AdapterRows,
+    out: Tensor,
+    *,
+    of_norm: bool = False,
+    begun: BegunAdapters | None = None,
 ) -> None:
-    """out += factor * (x A^T) B^T in the rows that have an adapter. `of_norm`: behind `launch_shrink_norm`."""
+    """out += factor * (x A^T) B^T in the rows that have an adapter.
+
+    `of_norm`: behind `launch_shrink_norm`; `begun`: instead of `launch_shrink`.
+    """
     if _fits_tensor_cores(x, stack, out):
-        _launch_expand(device, x, stack, rows, out, None, of_norm)
+        _launch_expand(device, x, stack, rows, out, of_norm=of_norm, begun=begun)
     else:
         _launch_expand_any(device, stack, rows, out)
+
+
+def can_take_begun(begun: BegunAdapters | None, x: Tensor, stack: LoraStack, out: Tensor) -> bool:
+    """Whether that is of this product."""
+    if begun is None or begun.stack is not stack:
+        return False
+    return begun.x.pointer == x.pointer and begun.x.shape == x.shape and _fits_tensor_cores(x, stack, out)
+
+
+def begin_next(
+    device: CudaDevice, stack: LoraStack, x: Tensor, next_stack: LoraStack | None, out: Tensor
+) -> BegunAdapters | None:
+    """What `launch_expand_silu_mul` can do for the product of its result, behind the sums with A of its own; None
+    where it cannot, or need not since there are many rows."""
+    num_rows, inner = out.shape
+    _, parts, max_rank, _ = stack.a.shape
+    if not BEGINS_NEXT or next_stack is None or next_stack.selection is not stack.selection:
+        return None
+    own, later = _shrink_config(device, x, stack).grid[2], _shrink_config(device, out, next_stack).grid[2]
+    fits = next_stack.a.shape[1:] == (1, max_rank, inner) and max_rank == LORA_RANKS and aligned(16, next_stack.a)
+    if not fits or (own, later) != (num_slices(x.shape[1]), num_slices(inner)):
+        return None
+    slices = ceil_div(inner, expand_shape(max_rank).features(gated=True))
+    begin = num_rows * (parts * max_rank * own + 1)
+    end = begin + slices * num_rows * max_rank
+    shrunk = stack.selection.shrunk
+    return BegunAdapters(next_stack, out, shrunk[begin:end], slices) if end <= shrunk.size else None
 
 
 def launch_expand_silu_mul(
@@ -383,13 +439,14 @@ def launch_expand_silu_mul(
     out: Tensor,
     *,
     of_norm: bool = False,
+    begun: BegunAdapters | None = None,
 ) -> bool:
-    """The same with SiLU of the first half of the features times the second; False, and nothing done, where no kernel
-    does that at once."""
+    """The same with SiLU of the first half of the features times the second, and `begun` of that; False, and nothing
+    done, where no kernel does that at once."""
     inner = out.shape[1]
     if stack.part_rows != (inner, inner) or not _fits_tensor_cores(x, stack, product) or not aligned(16, out):
         return False
-    _launch_expand(device, x, stack, rows, product, out, of_norm)
+    _launch_expand(device, x, stack, rows, product, activated=out, of_norm=of_norm, begins=begun)
     return True
 
 
@@ -465,17 +522,20 @@ def _launch_expand(
     stack: LoraStack,
     rows: AdapterRows,
     out: Tensor,
-    activated: Tensor | None,
-    of_norm: bool,
+    *,
+    activated: Tensor | None = None,
+    of_norm: bool = False,
+    begun: BegunAdapters | None = None,
+    begins: BegunAdapters | None = None,
 ) -> None:
     num_rows, features = out.shape
     num_slots, parts, max_rank, _ = stack.a.shape
     gated = activated is not None
     shape = expand_shape(max_rank)
     second, third = _part_starts(stack)
-    slices = _shrink_config(device, x, stack).grid[2]
+    slices = _shrink_config(device, x, stack).grid[2] if begun is None else begun.slices
     params = LoraExpandParams(
-        shrunk=stack.selection.shrunk,
+        shrunk=stack.selection.shrunk if begun is None else begun.sums,
         inverses=_inverses(stack, num_rows, slices) if of_norm else None,
         b=stack.b,
         factors=stack.factors,
@@ -484,6 +544,9 @@ def _launch_expand(
         groups=rows.groups,
         out=out,
         activated=activated,
+        next_a=None if begins is None else begins.stack.a,
+        next_factors=None if begins is None else begins.stack.factors,
+        next_shrunk=None if begins is None else begins.sums,
         num_rows=num_rows,
         num_tiles=num_tiles(num_rows, num_slots),
         num_slots=num_slots,
@@ -491,6 +554,7 @@ def _launch_expand(
         parts=parts,
         max_rank=max_rank,
         slices=slices,
+        in_halves=int(begun is not None),
         second=second,
         third=third,
     )
