@@ -141,8 +141,7 @@ template <typename T, int MOST_RANKS, int PARTS>
 __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PARTS], const float* shrunk,
                                            const int (&rows)[2], int count, long long row_size,
                                            long long slice_size, int max_rank, int slices, int rank,
-                                           const float (&factors)[2], const float* inverses,
-                                           bool in_halves) {
+                                           const float (&factors)[2], const float* inverses, bool in_halves) {
   // The upper lanes, which have no ranks of their own, can take the second half of the slices.
   constexpr bool HALVABLE = PARTS * MOST_RANKS * 2 <= WARP_SIZE;
   constexpr int ROUNDS = ceil_div(PARTS * MOST_RANKS, static_cast<int>(WARP_SIZE));
@@ -255,10 +254,11 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 //        features, max_rank] T, 0 from the slot's rank on; factors [slots, parts] float; ranks [slots] int;
 //        slots [num_rows] int and groups of group_rows_kernel; part 1 begins at feature `second`, part 2 at
 //        `third`; inverses [num_rows] float, by which the sums are multiplied, or null
-//   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if GATED;
-//        with `next_a` [slots, max_rank, second] T and `next_factors` [slots] of the product of `activated`, as
-//        a and factors of lora_shrink_kernel, next_shrunk [blocks of features, num_rows, max_rank] float: what
-//        that does, in slices of a block's features. GATED and 16 ranks alone; else all three are null.
+//   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if
+//   GATED;
+//        with `next_a` [slots, max_rank, second] T and `next_factors` [slots] of the product of `activated`,
+//        as a and factors of lora_shrink_kernel, next_shrunk [blocks of features, num_rows, max_rank] float:
+//        what that does, in slices of a block's features. GATED and 16 ranks alone; else all three are null.
 // Layout: row-major; b, out and activated 16-byte aligned, max_rank, features, second and third multiples of
 // 8; max_rank is 16 where MOST_RANKS is.
 // Grid: blocks of 32 * GROUPS * LORA_EXPAND_WARPS features of a part, or half as many of both parts if GATED;

@@ -23,8 +23,8 @@ __device__ __forceinline__ void multiply_gains(Line& high, Line& low, const Line
   }
 }
 
-// The norms of the block's rows, `row_threads` threads each, with the sums of rmsnorm_kernel in its order; the
-// inverse of each row's root mean square to `inverses`.
+// The norms of the block's rows, `row_threads` threads each, with the sums of rmsnorm_kernel in its order;
+// the inverse of each row's root mean square to `inverses`.
 template <typename T>
 __device__ __forceinline__ void norm_rows(const T* x, const T* gains, T* normed, float* inverses,
                                           int first_row, int num_rows, int width, int row_threads,
