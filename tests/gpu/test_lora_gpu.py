@@ -290,7 +290,8 @@ def test_the_next_product_with_a_small(
         ops._begin_adapters(activated, following, rows, sums)
         ops._finish_adapters(activated, following, rows, sums)
         if isinstance(ops, CudaOps):
-            assert begun is not None and begun.slices == -(-inner // 256)
+            assert begun is not None
+            assert begun.slices == -(-inner // 256)
             assert ops._begun is None
         return sums.numpy().copy()
 
