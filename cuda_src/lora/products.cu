@@ -1,77 +1,11 @@
 // Products with adapters on tensor cores: 2-byte elements in whole segments. lora.cu has those of all others.
 
-#include "common.cuh"
-#include "generated/lora.cuh"
-#include "ptx/copy.cuh"
-#include "ptx/mma.cuh"
-
-// Rows of x that share an adapter, as group_rows_kernel wrote them. It lets no kernel start before it has
-// ended, so they are read without a wait, as adapters are.
-struct RowTile {
-  int slot;
-  int begin;
-  int count;
-
-  __device__ __forceinline__ RowTile(const int* groups, int num_rows, int index) {
-    const int* const tile = groups + num_rows + 3 * index;
-    slot = load_updated(tile);
-    begin = load_updated(tile + 1);
-    count = load_updated(tile + 2);
-  }
-};
-
-// For blocks that have nothing to do. The next kernel waits for this one alone, so one block of the grid has
-// to wait for those before; all others make room at once.
-__device__ __forceinline__ void leave_to_others() {
-  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_earlier_kernels();
-}
-
-// What a warp multiplies at a time of a row of an operand; lane (g, t) has the LORA_CHUNK / 4 elements that
-// are in segments t, t + 4, ... from `k` on. Both operands are given to mma in this order, so that lanes load
-// whole segments.
-constexpr int CHUNK_LINES = LORA_CHUNK / (4 * SEGMENT);
-using Line = uint4[CHUNK_LINES];
-
-// a_low and a_high are rows g and g + 8 of mma's first operand, b is row g of its second, transposed.
-template <typename T>
-__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Line& a_low, const Line& a_high,
-                                               const Line& b) {
-#pragma unroll
-  for (int i = 0; i < CHUNK_LINES; ++i) {
-    mma_m16n8k16<T>(sums, {a_low[i].x, a_high[i].x, a_low[i].y, a_high[i].y}, {b[i].x, b[i].y});
-    mma_m16n8k16<T>(sums, {a_low[i].z, a_high[i].z, a_low[i].w, a_high[i].w}, {b[i].z, b[i].w});
-  }
-}
-
-// A lane's segments from `from` on, of which `columns` are left in the row; 0 behind them. Chunks that are
-// whole, as nearly all are, take no branches.
-template <typename T, typename Load>
-__device__ __forceinline__ void load_line(Line& line, const T* from, int columns, Load load) {
-  if (columns > (CHUNK_LINES - 1) * 4 * SEGMENT) {
-#pragma unroll
-    for (int i = 0; i < CHUNK_LINES; ++i) line[i] = load(from + 4 * i * SEGMENT);
-  } else {
-#pragma unroll
-    for (int i = 0; i < CHUNK_LINES; ++i) {
-      line[i] = 4 * i * SEGMENT < columns ? load(from + 4 * i * SEGMENT) : make_uint4(0, 0, 0, 0);
-    }
-  }
-}
-
-// Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
-// until the product in front of that one begins.
-template <typename T>
-__device__ __forceinline__ void fetch_share(const T* b, int elements) {
-  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
-  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
-  const int count = min(share, elements - begin);
-  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
-}
+#include "lora_tiles.cuh"
 
 // shrunk[slice, row, p, r] = sum over the slice's k of x[row, k] * a[slot, p, r, k], for r below the slot's
 // rank; where the grid has one block for all slices, their sum in order as slice 0.
 //   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank on; b [slots,
-//        features, max_rank] T, only fetched into L2, and that if there are several slices; factors
+//        features, max_rank] T, only fetched into L2, if `fetches_b` and there are several slices; factors
 //        [slots, parts] float, 0: there is no such part; ranks [slots] int; groups of group_rows_kernel
 //   out: shrunk [slices, num_rows, parts, max_rank] float; only rows and parts with an adapter are written
 // Layout: row-major; x and a 16-byte aligned, width a multiple of 8.
@@ -85,19 +19,20 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   static_assert(LORA_ROWS == 16 && LORA_RANKS == 16, "a block has two m16n8 tiles");
   static_assert(LORA_SHRINK_WARPS * WARP_SIZE == LORA_ROWS * LORA_RANKS, "a thread adds up one sum");
   static_assert(LORA_SLICE == LORA_SHRINK_WARPS * LORA_CHUNK, "the warps share a slice");
-  constexpr int PADDED_RANKS = LORA_RANKS + 1;
-  __shared__ float chunk_sums[LORA_SHRINK_WARPS][LORA_ROWS][PADDED_RANKS];
+  __shared__ ChunkSums<LORA_SHRINK_WARPS> chunk_sums;
   let_next_kernel_start();
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
-  const RowTile tile(groups, num_rows, blockIdx.x);
-  const RowTile tile_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0));
   const int rank_blocks = ceil_div(max_rank, static_cast<int>(LORA_RANKS));
   const int part = blockIdx.y / rank_blocks;
   const int first = blockIdx.y % rank_blocks * LORA_RANKS;
-  const int rank = load_updated(ranks + tile.slot);
-  const bool is_there = load_updated(factors + tile.slot * parts + part) != 0.0f;
+  const SlotValues<int> slot_ranks(ranks, 1, num_slots);
+  const SlotValues<float> slot_factors(factors + part, parts, num_slots);
+  const RowTile tile(groups, num_rows, blockIdx.x);
+  const RowTile tile_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0));
+  const int rank = slot_ranks.at(tile.slot);
+  const bool is_there = slot_factors.at(tile.slot) != 0.0f;
   if (tile.count == 0 || first >= rank || !is_there) {
     leave_to_others();
     return;
@@ -129,7 +64,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     load_line(line, rows[half] + k, width - k - t * SEGMENT, load);
   };
   const bool is_first_of_slot = blockIdx.x == 0 || tile_before.slot != tile.slot;
-  if (LORA_FETCHES_B && gridDim.z > 1 && threadIdx.x == 0 && is_first_of_slot) {
+  if (fetches_b && gridDim.z > 1 && threadIdx.x == 0 && is_first_of_slot) {
     const int elements = features * max_rank;
     fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
   }
@@ -149,16 +84,9 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     k += LORA_SLICE;
     const bool is_last = k >= end;
     if (!is_last) load_a(k);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) chunk_sums[warp][8 * half + 2 * t + i % 2][g + i / 2 * 8] = sums[half][i];
-    }
+    chunk_sums.put(sums);
     __syncthreads();
-    float slice = chunk_sums[0][place][r];
-#pragma unroll
-    for (int i = 1; i < LORA_SHRINK_WARPS; ++i) slice += chunk_sums[i][place][r];
-    total += slice;
+    total += chunk_sums.total(place, r);
     if (is_last) break;
     __syncthreads();
   }
@@ -187,7 +115,8 @@ struct PowerOfTwo {
   }
 };
 
-// factor * the sums of the slices, of the rows of a tile and one part, as mma wants them.
+// factor * the sums of the slices, of the rows of a tile and one part, and * what `inverses` has of the row,
+// as mma wants them.
 template <typename T, int MOST_RANKS>
 struct ShrunkTile {
   static constexpr int STRIDE = MOST_RANKS + (MOST_RANKS % 32 == 0 ? 16 : 0);  // rows begin in other banks
@@ -212,7 +141,9 @@ template <typename T, int MOST_RANKS, int PARTS>
 __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PARTS], const float* shrunk,
                                            const int (&rows)[2], int count, long long row_size,
                                            long long slice_size, int max_rank, int slices, int rank,
-                                           const float (&factors)[2]) {
+                                           const float (&factors)[2], const float* inverses, bool in_halves) {
+  // The upper lanes, which have no ranks of their own, can take the second half of the slices.
+  constexpr bool HALVABLE = PARTS * MOST_RANKS * 2 <= WARP_SIZE;
   constexpr int ROUNDS = ceil_div(PARTS * MOST_RANKS, static_cast<int>(WARP_SIZE));
   constexpr int BATCH = ROUNDS == 1 ? 16 : 4;  // slices whose sums are under way at a time
   constexpr int SHARING = MOST_RANKS < WARP_SIZE ? MOST_RANKS : WARP_SIZE;  // lanes of the same part
@@ -222,18 +153,24 @@ __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PA
   auto factor_of = [&](int i) {
     return part_of(i) == 0 ? factors[0] : part_of(i) < PARTS ? factors[1] : 0.0f;
   };
+  const bool is_upper = HALVABLE && in_halves && lane >= MOST_RANKS;
+  const int middle = HALVABLE && in_halves ? ceil_div(slices, 2) : slices;
+  const int first_slice = is_upper ? middle : 0, end_slice = is_upper ? slices : middle;
   for (int place = threadIdx.x / WARP_SIZE; place < count; place += LORA_EXPAND_WARPS) {
     const int row = __shfl_sync(FULL_WARP, place < 8 ? rows[0] : rows[1], place % 8 * 4);
-    const float* from = shrunk + row * row_size;
+    const float* from = shrunk + row * row_size + first_slice * slice_size;
+    const float inverse = inverses == nullptr ? 1.0f : load_updated(inverses + row);
     float sums[ROUNDS] = {};
-    for (int slice = 0; slice < slices; slice += BATCH) {
+    for (int slice = first_slice; slice < end_slice; slice += BATCH) {
       float loaded[BATCH][ROUNDS];
 #pragma unroll
       for (int j = 0; j < BATCH; ++j, from += slice_size) {
 #pragma unroll
         for (int i = 0; i < ROUNDS; ++i) {
-          const bool is_there = rank_of(i) < rank && factor_of(i) != 0.0f && slice + j < slices;
-          loaded[j][i] = is_there ? load_updated(from + part_of(i) * max_rank + rank_of(i)) : 0.0f;
+          const int part = is_upper ? 0 : part_of(i);
+          const bool is_there =
+              rank_of(i) < rank && (is_upper ? factors[0] : factor_of(i)) != 0.0f && slice + j < end_slice;
+          loaded[j][i] = is_there ? load_updated(from + part * max_rank + rank_of(i)) : 0.0f;
         }
       }
 #pragma unroll
@@ -242,10 +179,11 @@ __device__ __forceinline__ void fill_tiles(ShrunkTile<T, MOST_RANKS> (&tiles)[PA
         for (int i = 0; i < ROUNDS; ++i) sums[i] += loaded[j][i];
       }
     }
+    if (HALVABLE && in_halves) sums[0] += __shfl_xor_sync(FULL_WARP, sums[0], MOST_RANKS % WARP_SIZE);
     float largest[PARTS] = {};
 #pragma unroll
     for (int i = 0; i < ROUNDS; ++i) {
-      sums[i] *= factor_of(i);
+      sums[i] = sums[i] * factor_of(i) * inverse;
       float& of_part = largest[i * WARP_SIZE / MOST_RANKS];
       of_part = fmaxf(of_part, fabsf(sums[i]));
     }
@@ -315,8 +253,12 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 //   in:  shrunk [slices, num_rows, parts, max_rank] float, whose sum over the slices counts; b [slots,
 //        features, max_rank] T, 0 from the slot's rank on; factors [slots, parts] float; ranks [slots] int;
 //        slots [num_rows] int and groups of group_rows_kernel; part 1 begins at feature `second`, part 2 at
-//        `third`
-//   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if GATED
+//        `third`; inverses [num_rows] float, by which the sums are multiplied, or null
+//   out: out [num_rows, features] T, which is added to, if not GATED; activated [num_rows, second] T if
+//   GATED;
+//        with `next_a` [slots, max_rank, second] T and `next_factors` [slots] of the product of `activated`,
+//        as a and factors of lora_shrink_kernel, next_shrunk [blocks of features, num_rows, max_rank] float:
+//        what that does, in slices of a block's features. GATED and 16 ranks alone; else all three are null.
 // Layout: row-major; b, out and activated 16-byte aligned, max_rank, features, second and third multiples of
 // 8; max_rank is 16 where MOST_RANKS is.
 // Grid: blocks of 32 * GROUPS * LORA_EXPAND_WARPS features of a part, or half as many of both parts if GATED;
@@ -324,7 +266,8 @@ __device__ __forceinline__ Vec<T, SEGMENT> silu_mul(const Vec<T, SEGMENT>& gates
 // to start.
 // Block: LORA_EXPAND_WARPS warps. Shared memory: none dynamic.
 // Unit of work: a warp GROUPS times 32 features of the rows of a tile, 16 * STEPS ranks at a time, all of
-// them if MOST_RANKS is not more. The order of sums depends on the ranks alone.
+// them if MOST_RANKS is not more. The order of sums depends on the ranks alone, and on `in_halves`: with 16
+// ranks, the first half of the slices and the second are added up apart.
 template <typename T, int GROUPS, int STEPS, int MOST_RANKS, bool GATED>
 __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RANKS <= 32 ? 4 : 3)
     lora_expand_kernel(LORA_EXPAND_PARAMS(T)) {
@@ -334,17 +277,14 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   constexpr int GROUP = 4 * SEGMENT;                       // features
   constexpr int OWN_GROUPS = GATED ? GROUPS / 2 : GROUPS;  // of a warp in a part
   constexpr int BLOCK_FEATURES = LORA_EXPAND_WARPS * OWN_GROUPS * GROUP;
+  constexpr bool CAN_BEGIN_NEXT = GATED && MOST_RANKS == LORA_RANKS;
   __shared__ __align__(16) ShrunkTile<T, MOST_RANKS> tiles[GATED ? 2 : 1];
+  __shared__ ChunkSums<CAN_BEGIN_NEXT ? LORA_EXPAND_WARPS : 1> chunk_sums;
   let_next_kernel_start();
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
   const bool is_adapted = !GATED || blockIdx.y < num_tiles;
-  const RowTile tile(groups, num_rows, is_adapted ? blockIdx.y : 0);
-  if (is_adapted && tile.count == 0) {
-    leave_to_others();
-    return;
-  }
 
   int part = 0, first = blockIdx.x * BLOCK_FEATURES, end = second;
   if (!GATED) {
@@ -353,18 +293,37 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
     if (part == 1) first = second + (blockIdx.x - blocks) * BLOCK_FEATURES, end = third;
     if (part == 2) first = third + (blockIdx.x - blocks - more) * BLOCK_FEATURES, end = features;
   }
+  const SlotValues<int> slot_ranks(ranks, 1, num_slots);
+  const SlotValues<float> slot_factors(factors + part, parts, num_slots);
+  const SlotValues<float> other_factors(factors + (GATED ? 1 : part), parts, num_slots);
+  const RowTile tile(groups, num_rows, is_adapted ? blockIdx.y : 0);
+  if (is_adapted && tile.count == 0) {
+    leave_to_others();
+    return;
+  }
   // Of a group the first feature, and whether this lane's segment of it is there.
   auto group_of = [&](int i) {
     return first + (warp * OWN_GROUPS + i % OWN_GROUPS) * GROUP + i / OWN_GROUPS * second;
   };
   auto is_inside = [&](int i, int offset) { return group_of(i % OWN_GROUPS) + offset < end; };
 
+  // Row g of the next A where this lane has its features; row 8 + g is 8 rows further.
+  const T* next_rows = nullptr;
+  if (CAN_BEGIN_NEXT && is_adapted && next_a != nullptr) {
+    if (SlotValues<float>(next_factors, 1, num_slots).at(tile.slot) != 0.0f) {
+      next_rows = next_a + static_cast<long long>(tile.slot * MOST_RANKS + g) * second + t * SEGMENT;
+      const T* const row = next_rows - t * SEGMENT + first;
+      if (warp < 2 && t == 0) {
+        prefetch_l2(row + 8ll * warp * second, min(BLOCK_FEATURES, end - first) * sizeof(T));
+      }
+    }
+  }
   int rank = 0;
   float own_factors[2] = {};
   if (is_adapted) {
-    rank = load_updated(ranks + tile.slot);
-    own_factors[0] = load_updated(factors + tile.slot * parts + part);
-    if (GATED) own_factors[1] = load_updated(factors + tile.slot * parts + 1);
+    rank = slot_ranks.at(tile.slot);
+    own_factors[0] = slot_factors.at(tile.slot);
+    if (GATED) own_factors[1] = other_factors.at(tile.slot);
     if (!GATED && (rank == 0 || own_factors[0] == 0.0f)) {
       leave_to_others();
       return;
@@ -424,6 +383,7 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
 
   using Segment = Vec<T, SEGMENT>;
   Segment values[GROUPS][2] = {};
+  uint4 next_weights[OWN_GROUPS][2] = {};
   auto load_values = [&](int half) {
     const T* const from = out + static_cast<long long>(rows[half]) * features + t * SEGMENT;
 #pragma unroll
@@ -438,7 +398,7 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
   if (is_adapted) {
     const long long row_size = static_cast<long long>(parts) * max_rank;
     fill_tiles(tiles, shrunk + part * max_rank, rows, tile.count, row_size, row_size * num_rows, max_rank,
-               slices, rank, own_factors);
+               slices, rank, own_factors, inverses, in_halves != 0);
     __syncthreads();
     float sums[GROUPS][4][4] = {};
     for (int base = 0;;) {
@@ -449,6 +409,16 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
       base += 16 * STEPS;
       if (16 * STEPS == MOST_RANKS || base >= rank) break;
       load_weights(base, false);
+    }
+    if (CAN_BEGIN_NEXT && next_rows != nullptr) {
+#pragma unroll
+      for (int i = 0; i < OWN_GROUPS; ++i) {
+        if (!is_inside(i, t * SEGMENT)) continue;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          next_weights[i][half] = load_once_16(next_rows + 8ll * half * second + group_of(i));
+        }
+      }
     }
     auto add = [&](int half) {
 #pragma unroll
@@ -465,10 +435,31 @@ __global__ void __launch_bounds__(LORA_EXPAND_WARPS* WARP_SIZE, GATED&& MOST_RAN
     for (int i = 0; i < OWN_GROUPS; ++i) {
       if (rows[half] < 0 || !is_inside(i, t * SEGMENT)) continue;
       Segment result = values[i][half];
-      if (GATED) result = silu_mul<T>(result, values[i + GROUPS - OWN_GROUPS][half]);
+      if (GATED) values[i][half] = result = silu_mul<T>(result, values[i + GROUPS - OWN_GROUPS][half]);
       result.store(to + group_of(i));
     }
   };
   store(0);
   if (has_more) store(1);
+  if constexpr (CAN_BEGIN_NEXT) {
+    if (next_rows == nullptr) return;
+    float sums[2][4] = {};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < OWN_GROUPS; ++i) {
+        const uint4 low = next_weights[i][0], high = next_weights[i][1];
+        const uint4 x = *reinterpret_cast<const uint4*>(values[i][half].data);
+        mma_m16n8k16<T>(sums[half], {low.x, high.x, low.y, high.y}, {x.x, x.y});
+        mma_m16n8k16<T>(sums[half], {low.z, high.z, low.w, high.w}, {x.z, x.w});
+      }
+    }
+    chunk_sums.put(sums);
+    __syncthreads();
+    for (int i = threadIdx.x; i < tile.count * LORA_RANKS; i += LORA_EXPAND_WARPS * WARP_SIZE) {
+      const int place = i / LORA_RANKS, r = i % LORA_RANKS;
+      const long long row = blockIdx.x * num_rows + load_updated(groups + tile.begin + place);
+      next_shrunk[row * LORA_RANKS + r] = chunk_sums.total(place, r);
+    }
+  }
 }

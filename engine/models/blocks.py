@@ -321,10 +321,11 @@ class MLP:
         """`norm` before it; `is_normed`: see `HalfInput`."""
         self._spec = spec
         self._input = HalfInput(norm, weights.up, ops, is_normed=is_normed)
+        self._down = weights.down
 
     def activate(self, stream: Tensor, buffers: LayerBuffers, left: AddedNorm | None = None) -> Tensor:
         """stream [T, H] -> [T, I]; `left`: see `HalfInput.project`."""
         spec, num_tokens = self._spec, stream.shape[0]
-        activate = Activate(spec.activation, buffers.inner("up", num_tokens, spec.up_size))
+        activate = Activate(spec.activation, buffers.inner("up", num_tokens, spec.up_size), self._down)
         out = buffers.inner("activated", num_tokens, spec.inner_size)
         return self._input.project(stream, buffers, out, activate, left)

@@ -67,10 +67,14 @@ class Accumulate:
 
 @dataclass(frozen=True)
 class Activate:
-    """Epilogue: the activation of the product; `scratch` [M, N] is like x, undefined afterwards."""
+    """Epilogue: the activation of the product; `scratch` [M, N] is like x, undefined afterwards.
+
+    `next_weight`: which the next call of `linear` multiplies the result by, as it is.
+    """
 
     function: Activation
     scratch: Tensor
+    next_weight: LinearWeight | None = None
 
 
 Prologue: TypeAlias = RMSNorm | LayerNorm
@@ -213,7 +217,16 @@ class LinearOps(LayerOps, CheckedOps):
     def _begin_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
         """What of `_add_adapters` does not need the product, in front of it."""
 
-    def _finish_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
+    def _norm_and_begin_adapters(
+        self, x: Tensor, norm: Prologue, stack: LoraStack, rows: AdapterRows, out: Tensor
+    ) -> bool:
+        """The norm of x into its scratch, and `_begin_adapters` of that; False, and nothing done, where no kernel does
+        both. What follows is then `of_norm`."""
+        return False
+
+    def _finish_adapters(
+        self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False
+    ) -> None:
         """The rest of it, with the same tensors."""
         self._add_adapters(x, stack, rows, out)
 
@@ -225,10 +238,13 @@ class LinearOps(LayerOps, CheckedOps):
         function: Activation,
         product: Tensor,
         out: Tensor,
+        *,
+        of_norm: bool = False,
+        next_stack: LoraStack | None = None,
     ) -> None:
         """The rest of `_add_adapters` to the product, then its activation into out; the product is undefined
-        afterwards."""
-        self._finish_adapters(x, stack, rows, product)
+        afterwards. `next_stack`: of the product that follows."""
+        self._finish_adapters(x, stack, rows, product, of_norm=of_norm)
         self._activate(function, product, out)
 
     def _group_rows(self, rows: AdapterRows, num_slots: int) -> None:
@@ -266,16 +282,23 @@ class LinearOps(LayerOps, CheckedOps):
         require(
             rows.slots.shape == x.shape[:1] and stack.a.dtype == x.dtype, "adapters of rows", rows.slots, stack.a, x
         )
-        if prologue is not None:
-            self._normalise(x, prologue)
-            x = prologue.scratch
         product = epilogue.scratch if isinstance(epilogue, Activate) else out
-        self._begin_adapters(x, stack, rows, product)
+        of_norm = prologue is not None and self._norm_and_begin_adapters(x, prologue, stack, rows, product)
+        if prologue is not None:
+            if not of_norm:
+                self._normalise(x, prologue)
+            x = prologue.scratch
+        if not of_norm:
+            self._begin_adapters(x, stack, rows, product)
         self._linear(x, weight, None, epilogue if isinstance(epilogue, Accumulate) else None, product)
         if isinstance(epilogue, Activate):
-            self._finish_adapters_and_activate(x, stack, rows, epilogue.function, product, out)
+            after = epilogue.next_weight
+            next_stack = None if after is None else after.adapters
+            self._finish_adapters_and_activate(
+                x, stack, rows, epilogue.function, product, out, of_norm=of_norm, next_stack=next_stack
+            )
         else:
-            self._finish_adapters(x, stack, rows, product)
+            self._finish_adapters(x, stack, rows, product, of_norm=of_norm)
 
     def _normalise(self, x: Tensor, norm: Prologue) -> None:
         """Into its scratch."""

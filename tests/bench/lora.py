@@ -4,7 +4,8 @@
 
 runs the model runner alone, with random weights and adapters on all projections, which the rows of a step share evenly.
 It prints the time of a step without adapters, with one for every row, and with one for half of the rows, and the share
-of the base's throughput that is left. The last line is JSON: those shares.
+of the base's throughput that is left. The last line is JSON: those shares. With `--variants` the steps with adapters
+are measured once more for each choice that `tessera.engine.ops.cuda.lora` has made, without it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from tessera.engine.adapters.reader import Adapter, ModuleAdapter
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.models.config import ModelConfig, load_config
+from tessera.engine.ops.cuda import lora
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.devices import select_device
 from tessera.engine.runner.model_runner import ModelRunner
+from tessera.engine.tensor import Device
 from tests.bench.models import CONFIGS, write_model
 from tests.bench.steps import BLOCK_SIZE, STEPS, DecodeSteps, measure_batches
 from tests.support.paths import BUILTIN
 
 BUILTIN_NAME = "builtin"
+CHOICES = ("FUSES_NORMS", "BEGINS_NEXT", "FETCHES_B")
 
 
 def random_adapter(model: ModelConfig, rank: int, seed: int) -> Adapter:
@@ -52,35 +56,32 @@ def adapted_batches(runner: ModelRunner, rows: int, context: int, slots: np.ndar
         yield batch
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.lora", description=__doc__)
-    parser.add_argument("model", choices=(BUILTIN_NAME, *CONFIGS))
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--adapters", type=int, default=16)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--context", type=int, default=384)
-    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    options = parser.parse_args()
-    device, _ = select_device(options.device)
-    with tempfile.TemporaryDirectory() as work:
-        folder = BUILTIN if options.model == BUILTIN_NAME else write_model(Path(work), options.model)
-        blocks = options.rows * -(-(options.context + STEPS + 8) // BLOCK_SIZE)
-        config = EngineConfig(
-            model=str(folder),
-            load_format="dummy",
-            block_size=BLOCK_SIZE,
-            max_num_seqs=options.rows,
-            num_kv_blocks=blocks,
-            max_loras=options.adapters,
-        )
-        model = load_config(folder)
-        runner = ModelRunner(config, model, device, make_ops(device), max_lora_rank=options.rank)
-    slots = np.arange(options.rows, dtype=np.int32) % options.adapters
-    first = next(adapted_batches(runner, options.rows, options.context, slots))
+def make_runner(options: argparse.Namespace, folder: Path, device: Device) -> ModelRunner:
+    """With an adapter in every slot; its graphs have the choices of now."""
+    config = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        block_size=BLOCK_SIZE,
+        max_num_seqs=options.rows,
+        num_kv_blocks=options.rows * -(-(options.context + STEPS + 8) // BLOCK_SIZE),
+        max_loras=options.adapters,
+    )
+    model = load_config(folder)
+    runner = ModelRunner(config, model, device, make_ops(device), max_lora_rank=options.rank)
+    first = next(adapted_batches(runner, options.rows, options.context, slots_of(options)))
     first.adapter_loads = [(slot, random_adapter(model, options.rank, slot)) for slot in range(options.adapters)]
     runner.execute(first)
-    base = 0.0
-    figures: dict[str, float | str | int] = {"model": options.model, "rows": options.rows}
+    return runner
+
+
+def slots_of(options: argparse.Namespace) -> np.ndarray[Any, Any]:
+    return np.arange(options.rows, dtype=np.int32) % options.adapters
+
+
+def measure(runner: ModelRunner, options: argparse.Namespace, title: str) -> dict[str, float]:
+    """-> the shares of the base's throughput, 1 for the base itself."""
+    slots = slots_of(options)
+    base, shares = 0.0, {}
     for name, chosen in (
         ("base", np.full_like(slots, -1)),
         ("adapters", slots),
@@ -89,8 +90,32 @@ def main() -> None:
         found = measure_batches(runner, adapted_batches(runner, options.rows, options.context, chosen))
         base = base or found["step us"]
         step, host = found["step us"], found["host us"]
-        figures[name] = round(base / step, 4)
-        print(f"{name}: step {step:.0f} us, host {host:.0f} us, {base / step:.1%} of the base")
+        shares[name] = round(base / step, 4)
+        print(f"{title}{name}: step {step:.0f} us, host {host:.0f} us, {base / step:.1%} of the base")
+    return shares
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.lora", description=__doc__)
+    parser.add_argument("model", choices=(BUILTIN_NAME, *CONFIGS))
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--adapters", type=int, default=16)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--context", type=int, default=384)
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
+    parser.add_argument("--variants", action="store_true", help="also without each choice of the kernels' launches")
+    options = parser.parse_args()
+    device, _ = select_device(options.device)
+    figures: dict[str, float | str | int] = {"model": options.model, "rows": options.rows}
+    with tempfile.TemporaryDirectory() as work:
+        folder = BUILTIN if options.model == BUILTIN_NAME else write_model(Path(work), options.model)
+        figures.update(measure(make_runner(options, folder, device), options, ""))
+        for choice in CHOICES if options.variants else ():
+            setattr(lora, choice, not getattr(lora, choice))
+            title = f"{choice} = {getattr(lora, choice)}, "
+            shares = measure(make_runner(options, folder, device), options, title)
+            setattr(lora, choice, not getattr(lora, choice))
+            figures.update({title + name: share for name, share in shares.items() if name != "base"})
     print(json.dumps(figures))
 
 

@@ -23,7 +23,7 @@ from tests.cuda.test_launch_steps import StepDevice, batch_of, launches_of
 from tests.support.paths import BUILTIN
 from tests.support.tiny_adapters import TinyAdapter
 
-LORA = ("group_rows_kernel", "lora_shrink_kernel", "lora_expand_kernel")
+LORA = ("group_rows_kernel", "lora_shrink_norm_kernel", "lora_shrink_kernel", "lora_expand_kernel")
 
 
 def make_runner(max_lora_rank: int) -> ModelRunner:
@@ -61,7 +61,7 @@ def test_a_step_without_adapters_launches_what_it_always_did(
 
 
 @pytest.mark.parametrize(("counts", "contexts"), STEPS, ids=str)
-def test_a_step_with_adapters_is_a_graph_of_two_kernels_a_product(
+def test_a_step_with_adapters_is_a_graph_of_few_kernels_a_product(
     runners: tuple[ModelRunner, ModelRunner], counts: list[int], contexts: list[int]
 ) -> None:
     runner = runners[1]
@@ -71,10 +71,11 @@ def test_a_step_with_adapters_is_a_graph_of_two_kernels_a_product(
     batch.adapter_slots = np.repeat(slots, counts)
     assert runner._adapted_graphs.find(batch) is not None
     names = Counter(launch.spec.name for launch in launches_of(runner, batch))
-    products = 4 * runner.model.num_layers
+    layers = runner.model.num_layers
     is_decode = max(counts) == 1
-    assert [names[name] for name in LORA] == [1 if is_decode else 2, products, products]
+    assert [names[name] for name in LORA] == [1 if is_decode else 2, 2 * layers, layers, 4 * layers]
     assert not names["silu_mul_kernel"], "the kernel that adds adapters does it"
+    assert names["rmsnorm_kernel"] <= 1, "norms in front of products are beside those with A"
 
 
 def test_the_product_with_a_is_in_front_of_the_base(runners: tuple[ModelRunner, ModelRunner]) -> None:
@@ -82,9 +83,10 @@ def test_the_product_with_a_is_in_front_of_the_base(runners: tuple[ModelRunner, 
     batch = batch_of([1] * 12, [40] * 12)
     batch.adapter_slots = np.arange(12, dtype=np.int32) % 4
     names = [launch.spec.name for launch in launches_of(runners[1], batch)]
-    shrinks, expands = ([i for i, name in enumerate(names) if name == kernel] for kernel in LORA[1:])
-    for shrink, expand in zip(shrinks, expands, strict=True):
-        between = names[shrink + 1 : expand]
+    shrinks, expands = ([i for i, name in enumerate(names) if kernel in name] for kernel in ("lora_shrink", LORA[3]))
+    befores = sorted([*shrinks, *expands[2::4]])  # activations are multiplied with the next A where they are made
+    for before, expand in zip(befores, expands, strict=True):
+        between = names[before + 1 : expand]
         assert between
         assert all("matmul" in name or "linear" in name for name in between), between
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,7 +21,14 @@ from tessera.engine.builtin.training.corpus import cases
 from tessera.engine.builtin.training.exact_match import last_answer, num_right
 from tessera.engine.builtin.training.render import FOLDER, render
 from tessera.engine.builtin.training.rows import RowMaker, tokens_of
-from tessera.engine.builtin.training.train import TOKENIZER, Pretraining
+from tessera.engine.builtin.training.train import (
+    MODEL,
+    TOKENIZER,
+    Pretraining,
+    seconds_of_evaluation,
+    steps_within,
+    train,
+)
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.files import SINGLE_FILE
@@ -202,3 +210,21 @@ def test_a_tokenizer_that_is_too_large_is_refused(tmp_path: Path, base: Path) ->
     settings = settings_in(tmp_path / "out", small)
     with pytest.raises(ConfigError, match="has 2560 tokens, more than the 1000"):
         Pretraining(settings, Functions.on(CPU), ExampleStream(partial(greetings, small / TOKENIZER), "greetings", 0))
+
+
+def test_steps_fit_the_time_with_their_evaluations(tmp_path: Path) -> None:
+    settings = replace(settings_in(tmp_path, FOLDER), evaluate_every=1000, num_cases=100)
+    alone = steps_within(500, 0.1, replace(settings, evaluate_every=0))
+    together = steps_within(500, 0.1, settings)
+    assert 4400 < together < alone < 5000
+    assert together * 0.1 + together // 1000 * seconds_of_evaluation(100) < 500
+    assert steps_within(-1, 0.1, settings) == 1
+
+
+def test_a_training_ends_in_time_and_its_model_is_written(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path / "out", make_base(tmp_path / "base"), num_rows=8, num_steps=1000)
+    said: list[str] = []
+    training = train(settings, Functions.on(CPU), said.append, stop_at=0.0)
+    assert training.run.step == 1
+    assert "time is up after step 1 of 1000" in said
+    assert (settings.out / MODEL / "model.safetensors").is_file()

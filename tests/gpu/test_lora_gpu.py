@@ -16,7 +16,7 @@ from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.lora import TILE_INTS, launch_expand_silu_mul, num_slices, num_tiles
+from tessera.engine.ops.cuda.lora import TILE_INTS, can_take_begun, launch_expand_silu_mul, num_slices, num_tiles
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.runner.model_runner import ModelRunner
@@ -156,6 +156,52 @@ def test_slices_of_the_width_change_no_bit_small(
     np.testing.assert_array_equal(sliced[:1], add(cuda_ops, num_slices(columns), slice(1)))
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "columns", "part_rows", "ranks", "max_rank"),
+    [
+        (5, 64, (48, 16), (8, 5), 8),
+        (37, 1096, (64, 40, 24), (16, 9, 0), 16),
+        (6, 2056, (64,), (40, 33), 40),  # 96 threads a row
+        (1, 4096, (32, 32), (16,), 16),
+    ],
+)
+def test_a_norm_beside_the_product_with_a_small(
+    num_rows: int,
+    columns: int,
+    part_rows: tuple[int, ...],
+    ranks: tuple[int, ...],
+    max_rank: int,
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    """The norm has the bits of one by itself, and a row's sums do not depend on the others'."""
+    dtype, room, eps = bfloat16, num_slices(columns) + 1, 1e-5
+    slots = np.random.default_rng(num_rows).integers(-1, len(ranks), num_rows)
+    slots[0] = len(ranks) - 1
+    x, gains = random_array(1, (num_rows, columns), dtype, 3.0), random_array(2, (columns,), dtype)
+    out = random_array(3, (num_rows, sum(part_rows)), dtype)
+
+    def add(ops: Ops, chosen: slice = slice(None)) -> tuple[Array, Array]:
+        stack = stack_of(ops, dtype, columns, part_rows, ranks, max_rank, num_rows, room)
+        stream, sums = from_numpy(x[chosen], ops.device), from_numpy(out[chosen].copy(), ops.device)
+        norm = RMSNorm(from_numpy(gains, ops.device), eps, poisoned(stream.shape, dtype, ops.device))
+        rows = rows_of(ops, slots[chosen], len(ranks))
+        of_norm = ops._norm_and_begin_adapters(stream, norm, stack, rows, sums)
+        assert of_norm == (ops is cuda_ops)
+        if not of_norm:
+            ops._normalise(stream, norm)
+            ops._begin_adapters(norm.scratch, stack, rows, sums)
+        ops._finish_adapters(norm.scratch, stack, rows, sums, of_norm=of_norm)
+        return norm.scratch.numpy().copy(), sums.numpy().copy()
+
+    normed, sums = add(cuda_ops)
+    by_itself = cuda_ops.rmsnorm(from_numpy(x, cuda_ops.device), from_numpy(gains, cuda_ops.device), eps)
+    np.testing.assert_array_equal(normed, by_itself.numpy())
+    assert_close(sums, add(cpu_ops)[1], dtype)
+    np.testing.assert_array_equal(sums[slots < 0], out[slots < 0])
+    np.testing.assert_array_equal(sums[:1], add(cuda_ops, slice(1))[1])
+
+
 def test_sums_beyond_float16_small(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
     """The product with A may be larger than its elements can be, or so small that they lose its bits."""
     slots, found = np.array([0, 0]), []
@@ -216,6 +262,43 @@ def test_silu_after_adapters_small(dtype: Any, max_rank: int, cuda_ops: CudaOps)
     cuda_ops._begin_adapters(x, stack, rows, product)
     assert launch_expand_silu_mul(cuda_ops.device, x, stack, rows, product, fused)
     np.testing.assert_array_equal(fused.numpy(), apart.numpy())
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize(("num_rows", "inner", "ranks"), [(37, 328, (16, 0, 5)), (3, 4360, (7, 16)), (1, 128, (16,))])
+def test_the_next_product_with_a_small(
+    num_rows: int, inner: int, ranks: tuple[int, ...], dtype: Any, cuda_ops: CudaOps, cpu_ops: CpuOps
+) -> None:
+    """Of an activation's result, it is done where that is made; a row's sums do not depend on the others'."""
+    columns, max_rank, features = 64, 16, 40
+    slots = np.random.default_rng(num_rows).integers(-1, len(ranks), num_rows)
+    slots[0] = len(ranks) - 1
+    x, product = random_array(1, (num_rows, columns), dtype), random_array(2, (num_rows, 2 * inner), dtype)
+    out = random_array(3, (num_rows, features), dtype)
+
+    def add(ops: Ops, chosen: slice = slice(None)) -> Array:
+        stack = stack_of(ops, dtype, columns, (inner, inner), ranks, max_rank, num_rows, room=40)
+        following = replace(stack_of(ops, dtype, inner, (features,), ranks, max_rank, 1), selection=stack.selection)
+        rows = rows_of(ops, slots[chosen], len(ranks))
+        stream, gates, sums = (from_numpy(array[chosen].copy(), ops.device) for array in (x, product, out))
+        activated = poisoned((gates.shape[0], inner), dtype, ops.device)
+        ops._begin_adapters(stream, stack, rows, gates)
+        ops._finish_adapters_and_activate(stream, stack, rows, "silu_mul", gates, activated, next_stack=following)
+        if isinstance(ops, CudaOps):
+            begun = ops._begun
+            assert can_take_begun(begun, activated, following, sums)
+        ops._begin_adapters(activated, following, rows, sums)
+        ops._finish_adapters(activated, following, rows, sums)
+        if isinstance(ops, CudaOps):
+            assert begun is not None
+            assert begun.slices == -(-inner // 256)
+            assert ops._begun is None
+        return sums.numpy().copy()
+
+    sums = add(cuda_ops)
+    assert_close(sums, add(cpu_ops), dtype, roundings=2)
+    np.testing.assert_array_equal(sums[slots < 0], out[slots < 0])
+    np.testing.assert_array_equal(sums[:1], add(cuda_ops, slice(1)))
 
 
 @pytest.mark.parametrize("quantised", [False, True])

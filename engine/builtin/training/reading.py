@@ -22,6 +22,8 @@ from tessera.engine.builtin.training.words import (
 )
 
 NOT_SAID = "The text does not say."
+MORE_QUESTIONS = (40, 25, 20, 15)  # in training: how often there are none, one, two and three
+UNSAID_SHARE = 0.3  # of these, that are about something else than the facts
 
 
 @dataclass(frozen=True)
@@ -207,20 +209,38 @@ _PROMPT = Wording(
 
 
 def reading(rng: Random, split: Split) -> Conversation:
-    """Three to six facts about two or three people and things, one question; one in three has no answer."""
+    """Three to six facts about two or three people and things, one question; one in three has no answer.
+
+    In training there may be more questions about the same text, which thus teaches more for its tokens.
+    """
     people = list({name(rng, split): None for _ in range(rng.randint(2, 3))})
-    facts: dict[tuple[object, str], Fact] = {}
-    for _ in range(rng.randint(3, 6)):
-        kind, who = rng.choice(_KINDS), rng.choice(people)
+    facts: dict[object, Fact] = {}
+
+    def fact_of(who: str) -> tuple[object, Fact]:
+        """A fact, and what it is about."""
+        kind = rng.choice(_KINDS)
         fact = kind(rng, split, who)
-        key = (kind, fact.questions[0] if kind in (_thing, _counts) else who)
-        facts.setdefault(key, fact)
+        return (kind, fact.questions[0] if kind in (_thing, _counts) else who), fact
+
+    for _ in range(rng.randint(3, 6)):
+        about, fact = fact_of(rng.choice(people))
+        facts.setdefault(about, fact)
     chosen = rng.choice(list(facts.values()))
     asked, answer = rng.choice(chosen.questions), chosen.answer
     texts = [fact.sentence for fact in facts.values()]
+    answers = {about: fact.answer for about, fact in facts.items()}
     if rng.random() < 1 / 3 and len(texts) > 1:
         texts.remove(chosen.sentence)
         answer = NOT_SAID
+        answers = {about: NOT_SAID if facts[about] is chosen else said for about, said in answers.items()}
     rng.shuffle(texts)
     question = _PROMPT.say(rng, split, text=" ".join(texts), question=asked)
-    return Conversation("reading").user(question).assistant(answer)
+    conversation = Conversation("reading").user(question).assistant(answer)
+    for _ in range(rng.choices(range(4), MORE_QUESTIONS)[0] if split == "train" else 0):
+        about, fact = rng.choice(list(facts.items()))
+        if rng.random() < UNSAID_SHARE:
+            about, fact = fact_of(rng.choice(people))
+            if about in facts:
+                continue
+        conversation.user(rng.choice(fact.questions)).assistant(answers.get(about, NOT_SAID))
+    return conversation

@@ -5,13 +5,15 @@ trained with Muon, embeddings and norms with AdamW; the learning rate is held, t
 held-out case counts as right if every token of its answer is the most probable one given the tokens before it, which is
 what greedy decoding would give.
 
-The folder gets `tokenizer.json`, `metrics.jsonl` and `checkpoints`, and at the end `model`. A training that was killed
-goes on by the same command.
+The folder gets `tokenizer.json`, `metrics.jsonl`, `checkpoints` and `model`, which is written with every evaluation, and
+at the end `evaluation.json`. A training that was killed goes on by the same command. `--minutes` is the time of the whole
+command: when it is nearly over, the training stops wherever it is, and its model is written and evaluated.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -25,6 +27,7 @@ from tokenizers import Tokenizer
 
 from tessera.engine.autograd.functions import Functions
 from tessera.engine.builtin.training.conversation import Split
+from tessera.engine.builtin.training.corpus import skills_of
 from tessera.engine.builtin.training.exact_match import exact_match
 from tessera.engine.builtin.training.render import FOLDER
 from tessera.engine.builtin.training.rows import RowMaker
@@ -44,11 +47,13 @@ from tessera.engine.training.run import RunSettings, StepRecord, TrainingRun
 from tessera.engine.training.stream import ExampleStream
 from tessera.engine.training.trainer import Trainer
 
-TOKENIZER, MODEL = "tokenizer.json", "model"
+TOKENIZER, MODEL, EVALUATION = "tokenizer.json", "model", "evaluation.json"
 NUM_WARMUP_STEPS = 100
 NUM_TIMED_STEPS = 60  # of which the second half is timed
 VALIDATION_SEED = 1_000_000  # added to the seed
 FINAL_COUNT = 300  # cases a skill at the end
+CASE_SECONDS = 0.003  # of a case that is evaluated, most of them for making it
+TIMED_SHARE = 0.97  # of the time that is left for steps, which is planned
 SPLITS: dict[str, Split] = {"held-out words": "test", "held-out phrasings": "phrasings"}
 
 
@@ -168,8 +173,23 @@ def seconds_per_step(settings: Settings, f: Functions) -> float:
     return (time.perf_counter() - start) / (NUM_TIMED_STEPS - NUM_TIMED_STEPS // 2)
 
 
-def train(settings: Settings, f: Functions, say: Callable[[str], None]) -> Pretraining:
+def seconds_of_evaluation(num_cases: int) -> float:
+    """About; of so many cases a skill."""
+    return sum(len(skills_of(split)) for split in SPLITS.values()) * num_cases * CASE_SECONDS
+
+
+def steps_within(seconds: float, per_step: float, settings: Settings) -> int:
+    """Steps, with the evaluations among them, that take so long; at least one."""
+    if settings.evaluate_every:
+        per_step += seconds_of_evaluation(settings.num_cases) / settings.evaluate_every
+    return max(1, int(seconds * TIMED_SHARE / per_step))
+
+
+def train(settings: Settings, f: Functions, say: Callable[[str], None], stop_at: float = math.inf) -> Pretraining:
     """All steps, from the newest checkpoint on where there is one, and the model's folder.
+
+    Args:
+        stop_at: of `time.perf_counter`: when no further step is taken.
 
     Raises: TesseraError; OSError.
     """
@@ -193,11 +213,14 @@ def train(settings: Settings, f: Functions, say: Callable[[str], None]) -> Pretr
                 )
                 last_step, last_time = record.step, now
             if settings.evaluate_every and record.step % settings.evaluate_every == 0 and not is_last:
+                training.save()
                 for name, split in SPLITS.items():
                     say(_described(name, training.shares(split, settings.num_cases)))
                 last_time = time.perf_counter()
 
-        training.run.run(on_step)
+        training.run.run(on_step, is_stopped=lambda: time.perf_counter() > stop_at)
+    if training.run.step < settings.num_steps:
+        say(f"time is up after step {training.run.step} of {settings.num_steps}")
     say(f"the model is in {training.save()}")
     return training
 
@@ -220,7 +243,9 @@ def main() -> int:
     base.add_argument("--base", type=Path, default=Settings.base, help="folder with config.json and chat template")
     base.add_argument("--from", dest="start", type=Path, help="model to train further, with its own tokenizer")
     parser.add_argument("--steps", type=int, default=Settings.num_steps)
-    parser.add_argument("--minutes", type=float, help=f"as many steps as fit; {NUM_TIMED_STEPS} are timed first")
+    parser.add_argument(
+        "--minutes", type=float, help=f"of the command; {NUM_TIMED_STEPS} steps are timed, then as many as fit"
+    )
     parser.add_argument("--rows", type=int, default=Settings.num_rows, help="rows a step")
     parser.add_argument("--length", type=int, default=Settings.length, help="tokens a row")
     parser.add_argument("--micro-batch-tokens", type=int, default=Settings.micro_batch_tokens, help="at a time")
@@ -272,14 +297,19 @@ def _run(options: argparse.Namespace) -> int:
         evaluate_every=options.evaluate_every,
         num_cases=options.cases,
     )
+    stop_at = math.inf
     if options.minutes is not None:
+        stop_at = start + options.minutes * 60 - seconds_of_evaluation(FINAL_COUNT)
         seconds = seconds_per_step(settings, f)
-        num_steps = max(1, int(options.minutes * 60 / seconds))
+        num_steps = steps_within(stop_at - time.perf_counter(), seconds, settings)
         say(f"a step takes {seconds * 1000:.1f} ms, so there are {num_steps}: to resume, --steps {num_steps}")
         settings = replace(settings, num_steps=num_steps)
-    training = train(settings, f, say)
+    training = train(settings, f, say, stop_at)
+    found: dict[str, dict[str, float]] = {}
     for name, split in SPLITS.items():
-        say(_described(name, training.shares(split, FINAL_COUNT)))
+        found[name] = training.shares(split, FINAL_COUNT)
+        say(_described(name, found[name]))
+        (settings.out / EVALUATION).write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
 

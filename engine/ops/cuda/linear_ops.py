@@ -19,12 +19,16 @@ from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.decode import takes_sum
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
 from tessera.engine.ops.cuda.lora import (
+    BegunAdapters,
+    begin_next,
+    can_take_begun,
     groups_size,
     instantiations,
     launch_expand,
     launch_expand_silu_mul,
     launch_group_rows,
     launch_shrink,
+    launch_shrink_norm,
 )
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
@@ -36,6 +40,7 @@ FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights hav
 
 class LinearOps(Fp8LinearOps):
     shares_model = False  # with other GPUs: products wait for sums over them
+    _begun: BegunAdapters | None = None  # for the next product
 
     @cached_property
     def linear_kernels(self) -> Chooser[LinearProblem, LinearOperands]:
@@ -90,10 +95,26 @@ class LinearOps(Fp8LinearOps):
         self._finish_adapters(x, stack, rows, out)
 
     def _begin_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
-        launch_shrink(self.device, x, stack, rows, out)
+        if not can_take_begun(self._begun, x, stack, out):
+            self._begun = None
+            launch_shrink(self.device, x, stack, rows, out)
 
-    def _finish_adapters(self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
-        launch_expand(self.device, x, stack, rows, out)
+    def _norm_and_begin_adapters(
+        self, x: Tensor, norm: Prologue, stack: LoraStack, rows: AdapterRows, out: Tensor
+    ) -> bool:
+        self._begun = None
+        # In order, the product with A is of the rounded norm, whatever the number of rows.
+        return (
+            not self.batch_invariant
+            and isinstance(norm, RMSNorm)
+            and launch_shrink_norm(self.device, x, norm, stack, rows, out)
+        )
+
+    def _finish_adapters(
+        self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False
+    ) -> None:
+        begun, self._begun = self._begun, None
+        launch_expand(self.device, x, stack, rows, out, of_norm=of_norm, begun=begun)
 
     def _finish_adapters_and_activate(
         self,
@@ -103,10 +124,18 @@ class LinearOps(Fp8LinearOps):
         function: Activation,
         product: Tensor,
         out: Tensor,
+        *,
+        of_norm: bool = False,
+        next_stack: LoraStack | None = None,
     ) -> None:
-        fused = function == "silu_mul" and launch_expand_silu_mul(self.device, x, stack, rows, product, out)
-        if not fused:
-            super()._finish_adapters_and_activate(x, stack, rows, function, product, out)
+        next_stack = None if self.batch_invariant else next_stack
+        begun = begin_next(self.device, stack, x, next_stack, out)
+        if function == "silu_mul" and launch_expand_silu_mul(
+            self.device, x, stack, rows, product, out, of_norm=of_norm, begun=begun
+        ):
+            self._begun = begun
+        else:
+            super()._finish_adapters_and_activate(x, stack, rows, function, product, out, of_norm=of_norm)
 
     def _fused(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor

@@ -13,18 +13,22 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InFloat, InInt, InT, Int32, OutFloat, OutInt, OutT
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutInt, OutT
 from tessera.engine.formats import AdapterRows, LoraStack
 from tessera.engine.ops.cuda.types import (
+    CHUNK,
     HALF_BYTES,
     MAX_CACHED_CONFIGS,
+    NORM_CHUNKS,
     SEGMENT,
     WARP_SIZE,
     aligned,
     ceil_div,
     cuda_type,
+    rmsnorm_config,
 )
-from tessera.engine.tensor import Tensor
+from tessera.engine.ops.linear_interface import RMSNorm
+from tessera.engine.tensor import Tensor, bfloat16
 
 
 class GroupRowsParams(NamedTuple):
@@ -33,6 +37,29 @@ class GroupRowsParams(NamedTuple):
     num_rows: Int32
     num_tiles: Int32
     num_slots: Int32
+
+
+class LoraShrinkNormParams(NamedTuple):
+    x: InT
+    gains: InT
+    a: InT
+    b: InT
+    factors: InFloat
+    ranks: InInt
+    groups: InInt
+    normed: OutT
+    inverses: OutFloat
+    shrunk: OutFloat
+    num_rows: Int32
+    num_tiles: Int32
+    num_slots: Int32
+    width: Int32
+    features: Int32
+    parts: Int32
+    max_rank: Int32
+    row_threads: Int32
+    fetches_b: Int32
+    eps: Float32
 
 
 class LoraShrinkParams(NamedTuple):
@@ -44,14 +71,17 @@ class LoraShrinkParams(NamedTuple):
     groups: InInt
     shrunk: OutFloat
     num_rows: Int32
+    num_slots: Int32
     width: Int32
     features: Int32
     parts: Int32
     max_rank: Int32
+    fetches_b: Int32
 
 
 class LoraExpandParams(NamedTuple):
     shrunk: InFloat
+    inverses: InFloat
     b: InT
     factors: InFloat
     ranks: InInt
@@ -59,12 +89,17 @@ class LoraExpandParams(NamedTuple):
     groups: InInt
     out: OutT
     activated: OutT
+    next_a: InT
+    next_factors: InFloat
+    next_shrunk: OutFloat
     num_rows: Int32
     num_tiles: Int32
+    num_slots: Int32
     features: Int32
     parts: Int32
     max_rank: Int32
     slices: Int32
+    in_halves: Int32
     second: Int32
     third: Int32
 
@@ -114,6 +149,14 @@ LORA_SHRINK = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
+LORA_SHRINK_NORM = KernelSpec(
+    file="lora/shrink_norm.cu",
+    name="lora_shrink_norm_kernel",
+    template=("T",),
+    params=LoraShrinkNormParams,
+    overlaps=True,
+    on_demand=True,
+)
 LORA_EXPAND = KernelSpec(
     file="lora/products.cu",
     name="lora_expand_kernel",
@@ -138,7 +181,7 @@ LORA_EXPAND_ANY = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
-SPECS = (GROUP_ROWS, LORA_SHRINK, LORA_EXPAND, LORA_SHRINK_ANY, LORA_EXPAND_ANY)
+SPECS = (GROUP_ROWS, LORA_SHRINK, LORA_SHRINK_NORM, LORA_EXPAND, LORA_SHRINK_ANY, LORA_EXPAND_ANY)
 
 LORA_SLOTS = Constant(1024, "most slots")
 LORA_STAGED = Constant(1024, "slots of rows that are in shared memory at a time")
@@ -149,7 +192,7 @@ LORA_CHUNK = Constant(128, "of the width, that a warp of lora_shrink_kernel take
 LORA_SHRINK_WARPS = Constant(8)
 LORA_SLICE = Constant(LORA_SHRINK_WARPS * LORA_CHUNK, "of the width, of one sum of its chunks")
 LORA_EXPAND_WARPS = Constant(4)
-LORA_FETCHES_B = Constant(1, "whether lora_shrink_kernel fetches B into L2 for few rows")
+LORA_NORM_CHUNKS = Constant(NORM_CHUNKS, "segments of a thread of a norm beside a product with A")
 LORA_WARP_RANKS = Constant(LORA_RANKS // LORA_SHRINK_WARPS, "of a warp of lora_shrink_any_kernel")
 LORA_FEATURES = Constant(256, "of a block of lora_expand_any_kernel")
 LORA_STAGE = Constant(32, "ranks that it has in shared memory at a time")
@@ -166,13 +209,34 @@ declare_header(
         "LORA_SHRINK_WARPS": LORA_SHRINK_WARPS,
         "LORA_SLICE": LORA_SLICE,
         "LORA_EXPAND_WARPS": LORA_EXPAND_WARPS,
-        "LORA_FETCHES_B": LORA_FETCHES_B,
+        "LORA_NORM_CHUNKS": LORA_NORM_CHUNKS,
         "LORA_WARP_RANKS": LORA_WARP_RANKS,
         "LORA_FEATURES": LORA_FEATURES,
         "LORA_STAGE": LORA_STAGE,
     },
-    (GroupRowsParams, LoraShrinkParams, LoraExpandParams, LoraShrinkAnyParams, LoraExpandAnyParams),
+    (
+        GroupRowsParams,
+        LoraShrinkParams,
+        LoraShrinkNormParams,
+        LoraExpandParams,
+        LoraShrinkAnyParams,
+        LoraExpandAnyParams,
+    ),
 )
+
+
+class BegunAdapters(NamedTuple):
+    """A product with A that the kernel before has done.
+
+    Attributes:
+        x: its input, which is still to be multiplied by the weight.
+        sums: [slices, M, R] float32.
+    """
+
+    stack: LoraStack
+    x: Tensor
+    sums: Tensor
+    slices: int
 
 
 class ExpandShape(NamedTuple):
@@ -205,8 +269,14 @@ def expand_shape(max_rank: int) -> ExpandShape:
     return next(shape for shape in EXPAND_SHAPES[1:] if max_rank <= shape.most_ranks)
 
 
+# What `python -m tests.bench.lora --variants` compares.
+FETCHES_B = True  # whether the product with A of few rows fetches B into L2
+FUSES_NORMS = True  # whether a norm of few rows is beside the product with A
+BEGINS_NEXT = True  # whether the activation of few rows is multiplied with the next product's A where it is made
+
 WHOLE_BLOCKS = 4  # for each multiprocessor: as many that take the whole width each are enough
 
+BFLOAT16 = cuda_type(bfloat16)
 TILE_INTS = 3  # slot, first place, number of rows
 LEAST_GROUP_THREADS = 256
 
@@ -218,6 +288,8 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         pairs += [(spec, (dtype,)) for spec in (LORA_SHRINK_ANY, LORA_EXPAND_ANY)]
         if dtype != "float":
             pairs.append((LORA_SHRINK, (dtype,)))
+            if dtype == BFLOAT16:
+                pairs.append((LORA_SHRINK_NORM, (dtype,)))
             pairs += [(LORA_EXPAND, shape.template(dtype, gated)) for shape in EXPAND_SHAPES for gated in (False, True)]
     return pairs
 
@@ -256,23 +328,125 @@ def launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: Adapter
         _launch_shrink_any(device, x, stack, rows)
 
 
-def launch_expand(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor) -> None:
-    """out += factor * (x A^T) B^T in the rows that have an adapter."""
+def launch_shrink_norm(
+    device: CudaDevice, x: Tensor, norm: RMSNorm, stack: LoraStack, rows: AdapterRows, out: Tensor
+) -> bool:
+    """The norm of x into its scratch, and of that `launch_shrink`; False, and nothing done, where no kernel does both.
+
+    `launch_expand` is told so, as the sums lack what the norm divides by.
+    """
+    num_rows, width = x.shape
+    row_threads, threads = rmsnorm_config(num_rows, width).block[0], LORA_SHRINK_WARPS * WARP_SIZE
+    whole = row_threads <= threads and width <= row_threads * CHUNK * NORM_CHUNKS
+    fits = (
+        x.dtype == bfloat16 and whole and _fits_tensor_cores(x, stack, out) and aligned(16, norm.weight, norm.scratch)
+    )
+    if not FUSES_NORMS or not fits:
+        return False
+    tiles, blocks, slices = _shrink_config(device, x, stack).grid
+    num_slots, parts, max_rank, _ = stack.a.shape
+    if slices != num_slices(width) or _inverses(stack, num_rows, slices) is None:
+        return False
+    params = LoraShrinkNormParams(
+        x=x,
+        gains=norm.weight,
+        a=stack.a,
+        b=stack.b,
+        factors=stack.factors,
+        ranks=stack.selection.ranks,
+        groups=rows.groups,
+        normed=norm.scratch,
+        inverses=_inverses(stack, num_rows, slices),
+        shrunk=stack.selection.shrunk,
+        num_rows=num_rows,
+        num_tiles=tiles,
+        num_slots=num_slots,
+        width=width,
+        features=stack.b.shape[1],
+        parts=parts,
+        max_rank=max_rank,
+        row_threads=row_threads,
+        fetches_b=int(FETCHES_B),
+        eps=norm.eps,
+    )
+    norms = ceil_div(ceil_div(num_rows, threads // row_threads), blocks * slices)
+    config = LaunchConfig((tiles + norms, blocks, slices), (threads, 1, 1))
+    device.launch(LORA_SHRINK_NORM, (cuda_type(x.dtype),), config, params)
+    return True
+
+
+def _inverses(stack: LoraStack, num_rows: int, slices: int) -> Tensor | None:
+    """Room behind the sums for a number of each row; None where there is none."""
+    _, parts, max_rank, _ = stack.a.shape
+    begin = num_rows * parts * max_rank * slices
+    shrunk = stack.selection.shrunk
+    return shrunk[begin : begin + num_rows] if begin + num_rows <= shrunk.size else None
+
+
+def launch_expand(
+    device: CudaDevice,
+    x: Tensor,
+    stack: LoraStack,
+    rows: AdapterRows,
+    out: Tensor,
+    *,
+    of_norm: bool = False,
+    begun: BegunAdapters | None = None,
+) -> None:
+    """out += factor * (x A^T) B^T in the rows that have an adapter.
+
+    `of_norm`: behind `launch_shrink_norm`; `begun`: instead of `launch_shrink`.
+    """
     if _fits_tensor_cores(x, stack, out):
-        _launch_expand(device, x, stack, rows, out, None)
+        _launch_expand(device, x, stack, rows, out, of_norm=of_norm, begun=begun)
     else:
         _launch_expand_any(device, stack, rows, out)
 
 
+def can_take_begun(begun: BegunAdapters | None, x: Tensor, stack: LoraStack, out: Tensor) -> bool:
+    """Whether that is of this product."""
+    if begun is None or begun.stack is not stack:
+        return False
+    return begun.x.pointer == x.pointer and begun.x.shape == x.shape and _fits_tensor_cores(x, stack, out)
+
+
+def begin_next(
+    device: CudaDevice, stack: LoraStack, x: Tensor, next_stack: LoraStack | None, out: Tensor
+) -> BegunAdapters | None:
+    """What `launch_expand_silu_mul` can do for the product of its result, behind the sums with A of its own; None
+    where it cannot, or need not since there are many rows."""
+    num_rows, inner = out.shape
+    _, parts, max_rank, _ = stack.a.shape
+    if not BEGINS_NEXT or next_stack is None or next_stack.selection is not stack.selection:
+        return None
+    own, later = _shrink_config(device, x, stack).grid[2], _shrink_config(device, out, next_stack).grid[2]
+    fits = next_stack.a.shape[1:] == (1, max_rank, inner) and max_rank == LORA_RANKS and aligned(16, next_stack.a)
+    if not fits or (own, later) != (num_slices(x.shape[1]), num_slices(inner)):
+        return None
+    slices = ceil_div(inner, expand_shape(max_rank).features(gated=True))
+    begin = num_rows * (parts * max_rank * own + 1)
+    end = begin + slices * num_rows * max_rank
+    shrunk = stack.selection.shrunk
+    return BegunAdapters(next_stack, out, shrunk[begin:end], slices) if end <= shrunk.size else None
+
+
 def launch_expand_silu_mul(
-    device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, product: Tensor, out: Tensor
+    device: CudaDevice,
+    x: Tensor,
+    stack: LoraStack,
+    rows: AdapterRows,
+    product: Tensor,
+    out: Tensor,
+    *,
+    of_norm: bool = False,
+    begun: BegunAdapters | None = None,
 ) -> bool:
-    """The same with SiLU of the first half of the features times the second; False, and nothing done, where no kernel
-    does that at once."""
+    """The same with SiLU of the first half of the features times the second, and `begun` of that; False, and nothing
+    done, where no kernel does that at once."""
     inner = out.shape[1]
     if stack.part_rows != (inner, inner) or not _fits_tensor_cores(x, stack, product) or not aligned(16, out):
         return False
-    _launch_expand(device, x, stack, rows, product, out)
+    _launch_expand(device, x, stack, rows, product, activated=out, of_norm=of_norm, begins=begun)
     return True
 
 
@@ -322,7 +496,7 @@ def _shrink_config(device: CudaDevice, x: Tensor, stack: LoraStack) -> LaunchCon
 
 def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows) -> None:
     num_rows, width = x.shape
-    _, parts, max_rank, _ = stack.a.shape
+    num_slots, parts, max_rank, _ = stack.a.shape
     params = LoraShrinkParams(
         x=x,
         a=stack.a,
@@ -332,24 +506,37 @@ def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: Adapte
         groups=rows.groups,
         shrunk=stack.selection.shrunk,
         num_rows=num_rows,
+        num_slots=num_slots,
         width=width,
         features=stack.b.shape[1],
         parts=parts,
         max_rank=max_rank,
+        fetches_b=int(FETCHES_B),
     )
     device.launch(LORA_SHRINK, (cuda_type(x.dtype),), _shrink_config(device, x, stack), params)
 
 
 def _launch_expand(
-    device: CudaDevice, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, activated: Tensor | None
+    device: CudaDevice,
+    x: Tensor,
+    stack: LoraStack,
+    rows: AdapterRows,
+    out: Tensor,
+    *,
+    activated: Tensor | None = None,
+    of_norm: bool = False,
+    begun: BegunAdapters | None = None,
+    begins: BegunAdapters | None = None,
 ) -> None:
     num_rows, features = out.shape
     num_slots, parts, max_rank, _ = stack.a.shape
     gated = activated is not None
     shape = expand_shape(max_rank)
     second, third = _part_starts(stack)
+    slices = _shrink_config(device, x, stack).grid[2] if begun is None else begun.slices
     params = LoraExpandParams(
-        shrunk=stack.selection.shrunk,
+        shrunk=stack.selection.shrunk if begun is None else begun.sums,
+        inverses=_inverses(stack, num_rows, slices) if of_norm else None,
         b=stack.b,
         factors=stack.factors,
         ranks=stack.selection.ranks,
@@ -357,12 +544,17 @@ def _launch_expand(
         groups=rows.groups,
         out=out,
         activated=activated,
+        next_a=None if begins is None else begins.stack.a,
+        next_factors=None if begins is None else begins.stack.factors,
+        next_shrunk=None if begins is None else begins.sums,
         num_rows=num_rows,
         num_tiles=num_tiles(num_rows, num_slots),
+        num_slots=num_slots,
         features=features,
         parts=parts,
         max_rank=max_rank,
-        slices=_shrink_config(device, x, stack).grid[2],
+        slices=slices,
+        in_halves=int(begun is not None),
         second=second,
         third=third,
     )

@@ -116,7 +116,7 @@ PARTS: Final = (
     ),
     Part(
         "demonstration model",
-        (PYTHON, "-m", "tessera.engine.builtin.training.train", "--out", OUTPUT, "--minutes", "6"),
+        (PYTHON, "-m", "tessera.engine.builtin.training.train", "--out", OUTPUT, "--minutes", "7"),
         480,
         (
             Figure("right on words held out, %", pattern(r"held-out words: mean ([\d.]+)%"), at_least=99),

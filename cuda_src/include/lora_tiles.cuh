@@ -1,0 +1,114 @@
+// What products with adapters on tensor cores have in common: tiles of rows, and chunks of their width.
+#pragma once
+
+#include "common.cuh"
+#include "generated/lora.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/mma.cuh"
+
+// Rows of x that share an adapter, as group_rows_kernel wrote them. It lets no kernel start before it has
+// ended, so they are read without a wait, as adapters are.
+struct RowTile {
+  int slot;
+  int begin;
+  int count;
+
+  __device__ __forceinline__ RowTile(const int* groups, int num_rows, int index) {
+    const int* const tile = groups + num_rows + 3 * index;
+    slot = load_updated(tile);
+    begin = load_updated(tile + 1);
+    count = load_updated(tile + 2);
+  }
+};
+
+// One number of every slot. Those of the first slots come while the tile still does, which says what slot it
+// is: else a block would wait for memory once more.
+template <typename V>
+struct SlotValues {
+  const V* values;
+  int stride;
+  V of_lane;
+
+  __device__ __forceinline__ SlotValues(const V* values, int stride, int num_slots)
+      : values(values), stride(stride) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    of_lane = load_updated(values + min(lane, num_slots - 1) * stride);
+  }
+  // By whole warps.
+  __device__ __forceinline__ V at(int slot) const {
+    return slot < WARP_SIZE ? __shfl_sync(FULL_WARP, of_lane, slot) : load_updated(values + slot * stride);
+  }
+};
+
+// For blocks that have nothing to do. The next kernel waits for this one alone, so one block of the grid has
+// to wait for those before; all others make room at once.
+__device__ __forceinline__ void leave_to_others() {
+  if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_earlier_kernels();
+}
+
+// What a warp multiplies at a time of a row of an operand; lane (g, t) has the LORA_CHUNK / 4 elements that
+// are in segments t, t + 4, ... from `k` on. Both operands are given to mma in this order, so that lanes load
+// whole segments.
+constexpr int CHUNK_LINES = LORA_CHUNK / (4 * SEGMENT);
+using Line = uint4[CHUNK_LINES];
+
+// a_low and a_high are rows g and g + 8 of mma's first operand, b is row g of its second, transposed.
+template <typename T>
+__device__ __forceinline__ void multiply_chunk(float (&sums)[4], const Line& a_low, const Line& a_high,
+                                               const Line& b) {
+#pragma unroll
+  for (int i = 0; i < CHUNK_LINES; ++i) {
+    mma_m16n8k16<T>(sums, {a_low[i].x, a_high[i].x, a_low[i].y, a_high[i].y}, {b[i].x, b[i].y});
+    mma_m16n8k16<T>(sums, {a_low[i].z, a_high[i].z, a_low[i].w, a_high[i].w}, {b[i].z, b[i].w});
+  }
+}
+
+// A lane's segments from `from` on, of which `columns` are left in the row; 0 behind them. Chunks that are
+// whole, as nearly all are, take no branches.
+template <typename T, typename Load>
+__device__ __forceinline__ void load_line(Line& line, const T* from, int columns, Load load) {
+  if (columns > (CHUNK_LINES - 1) * 4 * SEGMENT) {
+#pragma unroll
+    for (int i = 0; i < CHUNK_LINES; ++i) line[i] = load(from + 4 * i * SEGMENT);
+  } else {
+#pragma unroll
+    for (int i = 0; i < CHUNK_LINES; ++i) {
+      line[i] = 4 * i * SEGMENT < columns ? load(from + 4 * i * SEGMENT) : make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
+// until the product in front of that one begins.
+template <typename T>
+__device__ __forceinline__ void fetch_share(const T* b, int elements) {
+  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
+  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
+  const int count = min(share, elements - begin);
+  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
+}
+
+// The sums of a block's chunks: each warp's, and in their order the total of a row and rank.
+template <int WARPS>
+struct ChunkSums {
+  float of_warp[WARPS][LORA_ROWS][LORA_RANKS + 1];
+
+  // Of row g of each half of the rows.
+  __device__ __forceinline__ void put(const float (&sums)[2][4]) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        of_warp[threadIdx.x / WARP_SIZE][8 * half + 2 * t + i % 2][g + i / 2 * 8] = sums[half][i];
+      }
+    }
+  }
+  __device__ __forceinline__ float total(int place, int rank) const {
+    float total = of_warp[0][place][rank];
+#pragma unroll
+    for (int i = 1; i < WARPS; ++i) total += of_warp[i][place][rank];
+    return total;
+  }
+};
