@@ -49,9 +49,9 @@ class DraftLayout:
         rounds: of the sampled rows, which all tokens have.
         counts: [R] tokens of each sequence.
         rows, offsets: [T] each token's sequence, and its place among the tokens of that.
-        drafts: [T - R] places of the draft tokens.
         cu_seqlens_q, logits_indices: see `StepBatch`.
-        lasts: [S] of each sampled row, how many of its sequence's tokens it sees.
+        owners, distances: [T + S + R] the sequences of the tokens, of the sampled rows and of all, and what is added to
+            the sequence's computed tokens for the token's position, for those that the row sees, and for the context.
     """
 
     def __init__(self, num_drafts: Int32Array) -> None:
@@ -62,10 +62,10 @@ class DraftLayout:
         firsts = self.cu_seqlens_q[:-1]
         self.rows: Indices = np.repeat(np.arange(len(num_drafts)), self.counts)
         self.offsets = np.arange(self.cu_seqlens_q[-1], dtype=np.int32) - firsts[self.rows]
-        self.drafts: Indices = np.flatnonzero(self.offsets)
-        self.lasts = self.rounds.depths + np.int32(1)
         self.logits_indices = firsts[self.rounds.order] + self.rounds.depths
-        for array in (self.counts, self.cu_seqlens_q, self.offsets, self.lasts, self.logits_indices):
+        self.owners: Indices = np.concatenate([self.rows, self.rounds.order, np.arange(len(num_drafts))])
+        self.distances = np.concatenate([self.offsets, self.rounds.depths + np.int32(1), self.counts])
+        for array in (self.counts, self.cu_seqlens_q, self.offsets, self.logits_indices, self.distances):
             array.flags.writeable = False  # they are shared
 
 
