@@ -23,7 +23,7 @@ from tessera.engine.core.step_batch import (
     draft_reference,
 )
 from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
-from tessera.engine.speculation.draft_layout import Rounds, find_layout
+from tessera.engine.speculation.draft_layout import DraftLayout, Rounds, find_layout
 from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
 
@@ -114,6 +114,7 @@ class SlotTable:
         if draft_keys is not None and draft_limits is not None:
             arrays = SlotArrays(self._block_tables, self._rows, self._numbers)
             self._drafter_steps = DrafterSteps(draft_keys, draft_limits, arrays, block_size)
+        self._places: Any = None  # what `_find_places` has found last
         self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
     def assign_slot(self, sequence: Sequence) -> None:
@@ -344,24 +345,24 @@ class SlotTable:
         """A token and a draft, if any, of each sequence, all sampled. The device waits for this step, so what depends
         on the drafts' lengths alone is looked up, and the rest takes few operations."""
         layout = find_layout(tuple(num_drafts))
-        rows, rounds, order = layout.rows, layout.rounds, layout.rounds.order
-        num_tokens = len(rows)
-        slots = np.array([sequence.slot for sequence in sequences], np.int32)
-        starts = np.array([sequence.num_computed_tokens for sequence in sequences], np.int32)
-        ends = starts.take(layout.owners) + layout.distances
+        rounds, order, num_tokens = layout.rounds, layout.rounds.order, len(layout.rows)
+        slots, slots_of_rows, first_places = self._find_places(tuple([sequence.slot for sequence in sequences]), layout)
+        first_tokens = [sequence.num_computed_tokens for sequence in sequences]
+        ends = np.array(first_tokens, np.int32).take(layout.owners) + layout.distances
         positions, seen, context_lens = ends[:num_tokens], ends[num_tokens : 2 * num_tokens], ends[2 * num_tokens :]
         columns = positions // self._size
-        blocks = self._block_tables.take((slots * self._width).take(rows) + columns)
+        blocks = self._block_tables.take(first_places + columns)
         input_ids: list[int] = []
         for sequence in sequences:
             input_ids.append(_newest_id(sequence))
             input_ids += self._draft_ids(sequence)
-        sampling = self._gather_sampling(slots.take(order), seen)
+        sampling = self._gather_sampling(slots_of_rows, seen)
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
-        filled_rows = np.flatnonzero(context_lens // self._size > starts // self._size).tolist()
+        size = self._block_size
+        last_tokens = context_lens.tolist()
         batch = StepBatch(
             input_ids=np.array(input_ids, np.int32),
-            positions=positions + self._rope_rows[slots].take(rows) if self._has_rope_rows else positions,
+            positions=positions + self._rope_rows[slots].take(layout.rows) if self._has_rope_rows else positions,
             slot_mapping=positions + (blocks - columns) * self._size,
             table_rows=slots,
             cu_seqlens_q=layout.cu_seqlens_q,
@@ -378,10 +379,25 @@ class SlotTable:
             sequences=sequences,
             num_scheduled_tokens=counts,
             sampled=sequences,
-            filled=[(sequences[row], int(context_lens[row])) for row in filled_rows],
+            filled=[
+                (sequence, last)
+                for sequence, first, last in zip(sequences, first_tokens, last_tokens, strict=True)
+                if last // size > first // size
+            ],
             constrained=[(row, sequences[order[row]], int(rounds.depths[row])) for row in constrained_rows],
             verified=_verified(rounds, sequences),
         )
+
+    def _find_places(
+        self, slots: tuple[int, ...], layout: DraftLayout
+    ) -> tuple[Int32Array, np.ndarray[Any, np.dtype[np.intp]], Int32Array]:
+        """The slots, those of sampled rows, and each token's first place in the flat block tables; the last step's
+        where slots and layout are the same."""
+        if self._places is None or self._places[0] != slots or self._places[1] is not layout:
+            found = np.array(slots, np.int32)
+            of_rows = found.take(layout.rounds.order).astype(np.intp)
+            self._places = slots, layout, (found, of_rows, (found * self._width).take(layout.rows))
+        return self._places[2]
 
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
         """Of each token; None if none has an adapter. `counts`: tokens of each sequence, if not one."""
