@@ -76,6 +76,29 @@ class ScheduledStep:
             depth += 1
 
 
+class VerifiedRows(NamedTuple):
+    """What steps that verify drafts alone have in common while they have the same sequences and drafts as long.
+
+    Attributes:
+        key, slots: [R] of the sequences.
+        layout: of the drafts.
+        rows: [S] sampling parameters of the sampled rows, but for their positions.
+        flags: RowFlags of all of them together.
+    """
+
+    key: tuple[int, ...]
+    layout: DraftLayout
+    slots: Int32Array
+    rows: SamplingRows
+    flags: int
+
+    def sampling_at(self, positions: Int32Array) -> SamplingBatch:
+        """With the positions [S] of the tokens to be chosen."""
+        rows = self.rows.copy()
+        rows["position"] = positions
+        return SamplingBatch.of(rows) if self.flags & RowFlag.SUPPRESSED else SamplingBatch(rows, self.flags)
+
+
 class SlotTable:
     """Running sequences' state as arrays over slots, from which a step's batch is gathered.
 
@@ -101,7 +124,6 @@ class SlotTable:
         self._num_slots = num_slots
         self._block_size = block_size
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._size, self._width = np.int32(block_size), np.int32(max_num_blocks)  # as operations on arrays take them
         self._block_tables = np.zeros((num_slots, max_num_blocks), np.int32)
         self._changed: dict[int, int] = {}  # slots whose table the runner does not know from this column on
         self._rows = np.zeros(num_slots, SAMPLING_ROW)
@@ -114,11 +136,12 @@ class SlotTable:
         if draft_keys is not None and draft_limits is not None:
             arrays = SlotArrays(self._block_tables, self._rows, self._numbers)
             self._drafter_steps = DrafterSteps(draft_keys, draft_limits, arrays, block_size)
-        self._places: Any = None  # what `_find_places` has found last
+        self._verified_rows: VerifiedRows | None = None  # of the last step that verified drafts alone
         self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
     def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
+        self._verified_rows = None
         self._rows[slot] = row_values(
             sequence.params,
             slot=slot,
@@ -133,6 +156,7 @@ class SlotTable:
 
     def note_constraint(self, sequence: Sequence) -> None:
         """Constrain the sequence's row, or no longer, as its constraint says now."""
+        self._verified_rows = None
         flags = self._rows["flags"]
         flag = np.uint32(RowFlag.CONSTRAINED)
         flags[sequence.slot] &= ~flag
@@ -159,7 +183,7 @@ class SlotTable:
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
         """The next step: these sequences with that many tokens each; `admitted` are the new ones among them."""
         drafts = [len(sequence.draft) for sequence in sequences]
-        if not admitted and any(drafts) and all([_goes_on(sequence) for sequence in sequences]):
+        if not admitted and any(drafts) and all(map(_goes_on, sequences)):
             step = self._gather_verified(sequences, num_scheduled, drafts)
         else:
             step = self._gather_others(sequences, num_scheduled, admitted)
@@ -339,34 +363,44 @@ class SlotTable:
             constrained=[(row, sequences[row], 0) for row in constrained_rows],
         )
 
-    def _gather_verified(
-        self, sequences: list[Sequence], counts: list[int], num_drafts: list[int]
-    ) -> ScheduledStep:
-        """A token and a draft, if any, of each sequence, all sampled. The device waits for this step, so what depends
-        on the drafts' lengths alone is looked up, and the rest takes few operations."""
-        layout = find_layout(tuple(num_drafts))
-        rounds, order, num_tokens = layout.rounds, layout.rounds.order, len(layout.rows)
-        slots, slots_of_rows, first_places = self._find_places(tuple([sequence.slot for sequence in sequences]), layout)
-        first_tokens = [sequence.num_computed_tokens for sequence in sequences]
-        ends = np.array(first_tokens, np.int32).take(layout.owners) + layout.distances
-        positions, seen, context_lens = ends[:num_tokens], ends[num_tokens : 2 * num_tokens], ends[2 * num_tokens :]
-        columns = positions // self._size
-        blocks = self._block_tables.take(first_places + columns)
+    def _gather_verified(self, sequences: list[Sequence], counts: list[int], num_drafts: list[int]) -> ScheduledStep:
+        """A token and a draft, if any, of each sequence, all sampled.
+
+        The device waits for this step. So what depends on the drafts' lengths alone is looked up, and the rest is made
+        of lists: each operation on an array takes as long as a dozen tokens.
+        """
+        layout, size = find_layout(tuple(num_drafts)), self._block_size
+        verified = self._find_verified_rows(tuple([sequence.slot for sequence in sequences]), layout)
+        rounds, slots = layout.rounds, verified.slots
         input_ids: list[int] = []
-        for sequence in sequences:
+        positions: list[int] = []
+        slot_mapping: list[int] = []
+        context_lens: list[int] = []
+        filled: list[tuple[Sequence, int]] = []
+        for sequence, num_draft_tokens in zip(sequences, num_drafts, strict=True):
+            first = sequence.num_computed_tokens
+            stop = first + num_draft_tokens + 1
+            table = sequence.block_table
             input_ids.append(_newest_id(sequence))
             input_ids += self._draft_ids(sequence)
-        sampling = self._gather_sampling(slots_of_rows, seen)
+            positions += range(first, stop)
+            slot_mapping += [table[place // size] * size + place % size for place in range(first, stop)]
+            context_lens.append(stop)
+            if stop // size > first // size:
+                filled.append((sequence, stop))
+        num_tokens = len(input_ids)
+        seen = [positions[token] + 1 for token in layout.sampled_tokens]
+        arrays = np.array([*input_ids, *positions, *slot_mapping, *seen, *context_lens], np.int32)
+        pieces = [arrays[first : first + num_tokens] for first in range(0, len(arrays), num_tokens)]
+        sampling = verified.sampling_at(pieces[3])
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
-        size = self._block_size
-        last_tokens = context_lens.tolist()
         batch = StepBatch(
-            input_ids=np.array(input_ids, np.int32),
-            positions=positions + self._rope_rows[slots].take(layout.rows) if self._has_rope_rows else positions,
-            slot_mapping=positions + (blocks - columns) * self._size,
+            input_ids=pieces[0],
+            positions=pieces[1] + self._rope_rows[slots].take(layout.rows) if self._has_rope_rows else pieces[1],
+            slot_mapping=pieces[2],
             table_rows=slots,
             cu_seqlens_q=layout.cu_seqlens_q,
-            context_lens=context_lens,
+            context_lens=pieces[4],
             logits_indices=layout.logits_indices,
             sampling=sampling,
             table_updates=self._take_updates(sequences),
@@ -379,25 +413,20 @@ class SlotTable:
             sequences=sequences,
             num_scheduled_tokens=counts,
             sampled=sequences,
-            filled=[
-                (sequence, last)
-                for sequence, first, last in zip(sequences, first_tokens, last_tokens, strict=True)
-                if last // size > first // size
-            ],
-            constrained=[(row, sequences[order[row]], int(rounds.depths[row])) for row in constrained_rows],
+            filled=filled,
+            constrained=[(row, sequences[rounds.order[row]], int(rounds.depths[row])) for row in constrained_rows],
             verified=_verified(rounds, sequences),
         )
 
-    def _find_places(
-        self, slots: tuple[int, ...], layout: DraftLayout
-    ) -> tuple[Int32Array, np.ndarray[Any, np.dtype[np.intp]], Int32Array]:
-        """The slots, those of sampled rows, and each token's first place in the flat block tables; the last step's
-        where slots and layout are the same."""
-        if self._places is None or self._places[0] != slots or self._places[1] is not layout:
-            found = np.array(slots, np.int32)
-            of_rows = found.take(layout.rounds.order).astype(np.intp)
-            self._places = slots, layout, (found, of_rows, (found * self._width).take(layout.rows))
-        return self._places[2]
+    def _find_verified_rows(self, slots: tuple[int, ...], layout: DraftLayout) -> VerifiedRows:
+        """Those of the last such step where slots and layout are the same."""
+        found = self._verified_rows
+        if found is None or found.key != slots or found.layout is not layout:
+            array = np.array(slots, np.int32)
+            rows = self._rows.take(array.take(layout.rounds.order))
+            flags = int(np.bitwise_or.reduce(rows["flags"]))
+            found = self._verified_rows = VerifiedRows(slots, layout, array, rows, flags)
+        return found
 
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
         """Of each token; None if none has an adapter. `counts`: tokens of each sequence, if not one."""
@@ -461,7 +490,12 @@ class DrafterSteps:
         return (first_step, *self._later_steps(drafting)), max(counts) > limits.caught_up
 
     def _first_step(
-        self, sequences: list[Sequence], starts: list[int], counts: list[int], input_ids: Int32Array, samples: list[bool]
+        self,
+        sequences: list[Sequence],
+        starts: list[int],
+        counts: list[int],
+        input_ids: Int32Array,
+        samples: list[bool],
     ) -> StepBatch:
         """`counts` tokens of each sequence from `starts` on; those that `samples` says are sampled, as their step will
         do it but for adjustments."""

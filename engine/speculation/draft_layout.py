@@ -50,8 +50,7 @@ class DraftLayout:
         counts: [R] tokens of each sequence.
         rows, offsets: [T] each token's sequence, and its place among the tokens of that.
         cu_seqlens_q, logits_indices: see `StepBatch`.
-        owners, distances: [T + S + R] the sequences of the tokens, of the sampled rows and of all, and what is added to
-            the sequence's computed tokens for the token's position, for those that the row sees, and for the context.
+        sampled_tokens: the same as a list.
     """
 
     def __init__(self, num_drafts: Int32Array) -> None:
@@ -63,9 +62,8 @@ class DraftLayout:
         self.rows: Indices = np.repeat(np.arange(len(num_drafts)), self.counts)
         self.offsets = np.arange(self.cu_seqlens_q[-1], dtype=np.int32) - firsts[self.rows]
         self.logits_indices = firsts[self.rounds.order] + self.rounds.depths
-        self.owners: Indices = np.concatenate([self.rows, self.rounds.order, np.arange(len(num_drafts))])
-        self.distances = np.concatenate([self.offsets, self.rounds.depths + np.int32(1), self.counts])
-        for array in (self.counts, self.cu_seqlens_q, self.offsets, self.logits_indices, self.distances):
+        self.sampled_tokens: list[int] = self.logits_indices.tolist()
+        for array in (self.counts, self.cu_seqlens_q, self.offsets, self.logits_indices):
             array.flags.writeable = False  # they are shared
 
 

@@ -33,11 +33,7 @@ def test_a_layout_has_each_token_once_in_the_order_of_the_rounds(seed: int) -> N
         return
     in_rounds = sorted(tokens, key=lambda token: (token[1], token[0]))
     assert [tokens[place] for place in layout.logits_indices.tolist()] == in_rounds
-    added = list(zip(layout.owners.tolist(), layout.distances.tolist(), strict=True))
-    of_tokens, of_rows, of_all = added[: len(tokens)], added[len(tokens) : 2 * len(tokens)], added[2 * len(tokens) :]
-    assert of_tokens == tokens
-    assert of_rows == [(row, offset + 1) for row, offset in in_rounds], "a row sees its token and those before"
-    assert of_all == [(row, count + 1) for row, count in enumerate(num_drafts)]
+    assert layout.sampled_tokens == layout.logits_indices.tolist()
     assert (
         list(layout.rounds.sizes)
         == [sum(count >= depth for count in num_drafts) for depth in range(13)][: max(num_drafts) + 1]
