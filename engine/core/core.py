@@ -159,6 +159,7 @@ class EngineCore:
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
         self._last_finished = 0.0  # when the newest result came
         self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
+        self._unrecorded: list[tuple[int, list[float]]] = []  # of sampled tokens, for the metrics: numbers and gaps
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
         self._short_rope_len = short_rope_len
@@ -310,6 +311,8 @@ class EngineCore:
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
+            # Nothing above waits for what follows, which may run beside the step.
+            self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
             self.scheduler.index_prefixes()
             self.block_manager.store_ahead()
             if self._tiers is not None and self.scheduler.loading:
@@ -322,7 +325,12 @@ class EngineCore:
                 self._runner.sample(in_flight[-1][1], self._token_mask(step))
             if not self._runner.asynchronous:
                 self._finish_step(outputs)
-        elif self._compiling and not outputs and not in_flight and self._grammars is not None:
+        for num_tokens, token_gaps in self._unrecorded:
+            self.metrics.record_tokens(num_tokens, token_gaps)
+        self._unrecorded.clear()
+        if step is not None:
+            return outputs
+        if self._compiling and not outputs and not in_flight and self._grammars is not None:
             self._grammars.wait(list(self._compiling.values()), GRAMMAR_WAIT)
         elif self._adapters is not None and self._adapters.is_reading and not outputs and not in_flight:
             self._adapters.wait(ADAPTER_WAIT)
@@ -388,10 +396,7 @@ class EngineCore:
             if self._in_flight and (self._in_flight[-1][0].verified or self._speculator.awaits_tokens(running)):
                 return None
             self._speculator.draft(running, self._grammars)
-        step = self.scheduler.schedule(now)
-        if step is not None:
-            self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
-        return step
+        return self.scheduler.schedule(now)
 
     def postprocess(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
         """Append what an executed step sampled and end the sequences that are done with it.
@@ -471,7 +476,7 @@ class EngineCore:
                     output.stop_token_id = token_id if finish_reason == "stop" else None
                     output.decode_time = now - (sequence.first_token_time or now)
                     self._finish(sequence, finish_reason, now)
-        self.metrics.record_tokens(num_tokens, [0.0] * num_tokens)  # they came with the ones in front
+        self._unrecorded.append((num_tokens, [0.0] * num_tokens))  # they came with the ones in front
 
     def _append_tokens(
         self,
@@ -534,7 +539,7 @@ class EngineCore:
             if finish_reason is not None:
                 output.decode_time = now - (sequence.first_token_time or now)
                 self._finish(sequence, finish_reason, now)
-        self.metrics.record_tokens(num_tokens, token_gaps)
+        self._unrecorded.append((num_tokens, token_gaps))
         return emitted or current
 
     def _publish(self) -> None:

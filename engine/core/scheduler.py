@@ -228,7 +228,9 @@ class Scheduler:
         With `reserves`, prompts of lanes behind the next waiting sequence's leave it what it can take.
         """
         budget = self.max_num_batched_tokens
-        prompt_budget = self._prompt_token_budget()
+        prompt_budget = budget
+        if self.waiting or is_shared or any(sequence.num_tokens_to_schedule > 1 for sequence in self.running):
+            prompt_budget = self._prompt_token_budget()
         block_size = self.block_manager.block_size
         running = self.running
         reserved, before = self._reserve(prompt_budget) if reserves else (0, None)

@@ -23,7 +23,7 @@ from tessera.engine.core.step_batch import (
     draft_reference,
 )
 from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
-from tessera.engine.speculation.draft_layout import Rounds, find_layout
+from tessera.engine.speculation.draft_layout import DraftLayout, Rounds, find_layout
 from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
 
@@ -76,6 +76,29 @@ class ScheduledStep:
             depth += 1
 
 
+class VerifiedRows(NamedTuple):
+    """What steps that verify drafts alone have in common while they have the same sequences and drafts as long.
+
+    Attributes:
+        key, slots: [R] of the sequences.
+        layout: of the drafts.
+        rows: [S] sampling parameters of the sampled rows, but for their positions.
+        flags: RowFlags of all of them together.
+    """
+
+    key: tuple[int, ...]
+    layout: DraftLayout
+    slots: Int32Array
+    rows: SamplingRows
+    flags: int
+
+    def sampling_at(self, positions: Int32Array) -> SamplingBatch:
+        """With the positions [S] of the tokens to be chosen."""
+        rows = self.rows.copy()
+        rows["position"] = positions
+        return SamplingBatch.of(rows) if self.flags & RowFlag.SUPPRESSED else SamplingBatch(rows, self.flags)
+
+
 class SlotTable:
     """Running sequences' state as arrays over slots, from which a step's batch is gathered.
 
@@ -113,10 +136,12 @@ class SlotTable:
         if draft_keys is not None and draft_limits is not None:
             arrays = SlotArrays(self._block_tables, self._rows, self._numbers)
             self._drafter_steps = DrafterSteps(draft_keys, draft_limits, arrays, block_size)
+        self._verified_rows: VerifiedRows | None = None  # of the last step that verified drafts alone
         self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
     def assign_slot(self, sequence: Sequence) -> None:
         slot = sequence.slot = self._free_slots.pop()
+        self._verified_rows = None
         self._rows[slot] = row_values(
             sequence.params,
             slot=slot,
@@ -131,6 +156,7 @@ class SlotTable:
 
     def note_constraint(self, sequence: Sequence) -> None:
         """Constrain the sequence's row, or no longer, as its constraint says now."""
+        self._verified_rows = None
         flags = self._rows["flags"]
         flag = np.uint32(RowFlag.CONSTRAINED)
         flags[sequence.slot] &= ~flag
@@ -139,7 +165,7 @@ class SlotTable:
 
     def note_rejected(self, sequence: Sequence) -> None:
         """Draft tokens of the sequence were rejected: what penalties count must be made anew."""
-        if self._rows["flags"][sequence.slot] & RowFlag.PENALIZED:
+        if self._rows["flags"].item(sequence.slot) & RowFlag.PENALIZED:
             self._stale.append(sequence)
 
     def release_slot(self, sequence: Sequence) -> None:
@@ -156,29 +182,32 @@ class SlotTable:
 
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
         """The next step: these sequences with that many tokens each; `admitted` are the new ones among them."""
+        drafts = [len(sequence.draft) for sequence in sequences]
+        if not admitted and any(drafts) and all(map(_goes_on, sequences)):
+            step = self._gather_verified(sequences, num_scheduled, drafts)
+        else:
+            step = self._gather_others(sequences, num_scheduled, admitted)
+        if self._drafter_steps is not None:
+            batch = step.batch
+            batch.drafting, step.reads_texts = self._drafter_steps.gather(sequences, batch.table_updates)
+        return self._renew_stale(step)
+
+    def _gather_others(
+        self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]
+    ) -> ScheduledStep:
+        """A step that does not verify drafts alone."""
         slots = np.array([sequence.slot for sequence in sequences], np.int32)
         starts = np.array([sequence.num_computed_tokens for sequence in sequences], np.int32)
         num_tokens = np.array(
             [len(sequence.token_ids) + sequence.num_pending_tokens for sequence in sequences], np.int32
         )
-        newest = np.array(
-            [-1 - sequence.slot if sequence.num_pending_tokens else sequence.token_ids[-1] for sequence in sequences],
-            np.int32,
-        )
+        newest = np.array([_newest_id(sequence) for sequence in sequences], np.int32)
         if not admitted and (num_tokens == starts + 1).all():
-            drafts = [len(sequence.draft) for sequence in sequences]
-            if any(drafts):
-                step = self._gather_verified(sequences, num_scheduled, drafts, slots, starts, newest)
-            else:
-                step = self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
-        else:
-            step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
-            step.admitted = admitted
-            step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
-        if self._drafter_steps is not None:
-            batch = step.batch
-            batch.drafting, step.reads_texts = self._drafter_steps.gather(sequences, batch.table_updates)
-        return self._renew_stale(step)
+            return self._gather_decodes(sequences, num_scheduled, slots, starts, newest)
+        step = self._gather_chunks(sequences, num_scheduled, slots, starts, num_tokens, newest)
+        step.admitted = admitted
+        step.batch.slot_inits = [_slot_init(sequence) for sequence in admitted]
+        return step
 
     def _renew_stale(self, step: ScheduledStep) -> ScheduledStep:
         if self._stale:
@@ -334,35 +363,44 @@ class SlotTable:
             constrained=[(row, sequences[row], 0) for row in constrained_rows],
         )
 
-    def _gather_verified(
-        self,
-        sequences: list[Sequence],
-        counts: list[int],
-        num_drafts: list[int],
-        slots: Int32Array,
-        starts: Int32Array,
-        newest: Int32Array,
-    ) -> ScheduledStep:
-        """A token and a draft, if any, of each sequence, all sampled. The device waits for this step, so what depends
-        on the drafts' lengths alone is looked up."""
-        layout = find_layout(tuple(num_drafts))
-        rows, rounds, order = layout.rows, layout.rounds, layout.rounds.order
-        context_lens = starts + layout.counts
-        positions = starts.take(rows) + layout.offsets
-        blocks = self._block_tables[slots.take(rows), positions // self._block_size]
-        input_ids = np.empty(len(positions), np.int32)
-        input_ids[layout.cu_seqlens_q[:-1]] = newest
-        input_ids[layout.drafts] = [token_id for sequence in sequences for token_id in self._draft_ids(sequence)]
-        sampling = self._gather_sampling(slots.take(order), starts.take(order) + layout.lasts)
+    def _gather_verified(self, sequences: list[Sequence], counts: list[int], num_drafts: list[int]) -> ScheduledStep:
+        """A token and a draft, if any, of each sequence, all sampled.
+
+        The device waits for this step. So what depends on the drafts' lengths alone is looked up, and the rest is made
+        of lists: each operation on an array takes as long as a dozen tokens.
+        """
+        layout, size = find_layout(tuple(num_drafts)), self._block_size
+        verified = self._find_verified_rows(tuple([sequence.slot for sequence in sequences]), layout)
+        rounds, slots = layout.rounds, verified.slots
+        input_ids: list[int] = []
+        positions: list[int] = []
+        slot_mapping: list[int] = []
+        context_lens: list[int] = []
+        filled: list[tuple[Sequence, int]] = []
+        for sequence, num_draft_tokens in zip(sequences, num_drafts, strict=True):
+            first = sequence.num_computed_tokens
+            stop = first + num_draft_tokens + 1
+            table = sequence.block_table
+            input_ids.append(_newest_id(sequence))
+            input_ids += self._draft_ids(sequence)
+            positions += range(first, stop)
+            slot_mapping += [table[place // size] * size + place % size for place in range(first, stop)]
+            context_lens.append(stop)
+            if stop // size > first // size:
+                filled.append((sequence, stop))
+        num_tokens = len(input_ids)
+        seen = [positions[token] + 1 for token in layout.sampled_tokens]
+        arrays = np.array([*input_ids, *positions, *slot_mapping, *seen, *context_lens], np.int32)
+        pieces = [arrays[first : first + num_tokens] for first in range(0, len(arrays), num_tokens)]
+        sampling = verified.sampling_at(pieces[3])
         constrained_rows = sampling.rows_with(RowFlag.CONSTRAINED).tolist()
-        filled_rows = np.flatnonzero(context_lens // self._block_size > starts // self._block_size).tolist()
         batch = StepBatch(
-            input_ids=input_ids,
-            positions=positions + self._rope_rows[slots].take(rows) if self._has_rope_rows else positions,
-            slot_mapping=blocks * np.int32(self._block_size) + positions % self._block_size,
+            input_ids=pieces[0],
+            positions=pieces[1] + self._rope_rows[slots].take(layout.rows) if self._has_rope_rows else pieces[1],
+            slot_mapping=pieces[2],
             table_rows=slots,
             cu_seqlens_q=layout.cu_seqlens_q,
-            context_lens=context_lens,
+            context_lens=pieces[4],
             logits_indices=layout.logits_indices,
             sampling=sampling,
             table_updates=self._take_updates(sequences),
@@ -375,10 +413,20 @@ class SlotTable:
             sequences=sequences,
             num_scheduled_tokens=counts,
             sampled=sequences,
-            filled=[(sequences[row], int(context_lens[row])) for row in filled_rows],
-            constrained=[(row, sequences[order[row]], int(rounds.depths[row])) for row in constrained_rows],
+            filled=filled,
+            constrained=[(row, sequences[rounds.order[row]], int(rounds.depths[row])) for row in constrained_rows],
             verified=_verified(rounds, sequences),
         )
+
+    def _find_verified_rows(self, slots: tuple[int, ...], layout: DraftLayout) -> VerifiedRows:
+        """Those of the last such step where slots and layout are the same."""
+        found = self._verified_rows
+        if found is None or found.key != slots or found.layout is not layout:
+            array = np.array(slots, np.int32)
+            rows = self._rows.take(array.take(layout.rounds.order))
+            flags = int(np.bitwise_or.reduce(rows["flags"]))
+            found = self._verified_rows = VerifiedRows(slots, layout, array, rows, flags)
+        return found
 
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:
         """Of each token; None if none has an adapter. `counts`: tokens of each sequence, if not one."""
@@ -425,8 +473,8 @@ class DrafterSteps:
         limits = self._limits
         samples = [is_on_device(sequence.draft) for sequence in readers]
         drafting = [sequence for sequence, is_sampled in zip(readers, samples, strict=True) if is_sampled]
-        counts = np.array([sequence.num_drafter_chunk for sequence in readers], np.int32)
-        starts = np.array([sequence.num_drafter_tokens for sequence in readers], np.int32)
+        counts = [sequence.num_drafter_chunk for sequence in readers]
+        starts = [sequence.num_drafter_tokens for sequence in readers]
         input_ids = array("i")
         for sequence in readers:
             first = sequence.num_drafter_tokens
@@ -437,72 +485,81 @@ class DrafterSteps:
         if not limits.rereads:
             for sequence in drafting:
                 sequence.num_drafter_tokens += len(sequence.draft) - 1
-        first_step = self._first_step(readers, starts, counts, np.frombuffer(input_ids, np.int32), np.array(samples))
+        first_step = self._first_step(readers, starts, counts, np.frombuffer(input_ids, np.int32), samples)
         first_step.table_updates = updates
-        return (first_step, *self._later_steps(drafting)), bool((counts > limits.caught_up).any())
+        return (first_step, *self._later_steps(drafting)), max(counts) > limits.caught_up
 
     def _first_step(
         self,
         sequences: list[Sequence],
-        starts: Int32Array,
-        counts: Int32Array,
+        starts: list[int],
+        counts: list[int],
         input_ids: Int32Array,
-        samples: np.ndarray[Any, np.dtype[np.bool_]],
+        samples: list[bool],
     ) -> StepBatch:
         """`counts` tokens of each sequence from `starts` on; those that `samples` says are sampled, as their step will
         do it but for adjustments."""
         slots = np.array([sequence.slot for sequence in sequences], np.int32)
+        shift = np.int32(self._limits.shift)
+        firsts, sizes = np.array(starts, np.int32) - shift, np.array(counts, np.int32)
         cu_seqlens_q = np.zeros(len(sequences) + 1, np.int32)
-        np.cumsum(counts, out=cu_seqlens_q[1:])
-        firsts, shift = starts - np.int32(self._limits.shift), np.int32(self._limits.shift)
-        positions = np.arange(len(input_ids), dtype=np.int32) + np.repeat(firsts - cu_seqlens_q[:-1], counts)
-        context_lens = firsts + counts
+        np.cumsum(sizes, out=cu_seqlens_q[1:])
+        rows = np.arange(len(sequences)).repeat(sizes)
+        positions = np.arange(len(input_ids), dtype=np.int32) + (firsts - cu_seqlens_q[:-1]).take(rows)
+        context_lens = firsts + sizes
+        lasts, sampled_slots, seen = cu_seqlens_q[1:] - np.int32(1), slots, context_lens + shift
+        if not all(samples):
+            chosen = np.flatnonzero(samples)
+            lasts, sampled_slots, seen = lasts.take(chosen), slots.take(chosen), seen.take(chosen)
+        rope_rows = self._rope_rows(sequences)
         return StepBatch(
             input_ids=input_ids,
-            positions=positions + np.repeat(self._rope_rows(sequences), counts),
-            slot_mapping=self._places(np.repeat(slots, counts), positions),
+            positions=positions if rope_rows is None else positions + rope_rows.take(rows),
+            slot_mapping=self._places(slots.take(rows), positions),
             table_rows=slots,
             cu_seqlens_q=cu_seqlens_q,
             context_lens=context_lens,
-            logits_indices=(cu_seqlens_q[1:] - np.int32(1))[samples],
-            sampling=self._sampling(slots[samples], context_lens[samples] + shift),
+            logits_indices=lasts,
+            sampling=self._sampling(sampled_slots, seen),
         )
 
     def _later_steps(self, drafting: list[Sequence]) -> list[StepBatch]:
-        """Each reads the tokens that the one before has chosen, of those drafts that go on."""
-        num_drafts = np.array([len(sequence.draft) for sequence in drafting], np.int32)
-        most = int(num_drafts.max(initial=0))
+        """Each reads the tokens that the one before has chosen, of those drafts that go on. The device may have done
+        the first step by the time they are made, so they are made together."""
+        num_drafts = [len(sequence.draft) for sequence in drafting]
+        most = max(num_drafts, default=0)
         if most < 2:
             return []
-        shift = self._limits.shift
+        count, shift = len(drafting), self._limits.shift
         slots = np.array([sequence.slot for sequence in drafting], np.int32)
         lengths = np.array([sequence.num_tokens for sequence in drafting], np.int32)
-        positions = lengths + np.arange(-shift, most - 1 - shift, dtype=np.int32)[:, None]
-        rows = positions + self._rope_rows(drafting)
-        places = self._places(slots, positions)
-        context_lens = positions + np.int32(1)
-        sampling = self._sampling(slots, lengths)
+        # [steps, sequences], step by step.
+        numbers, slots_of_steps = np.arange(1, most, dtype=np.int32).repeat(count), np.tile(slots, most - 1)
+        seen = np.tile(lengths, most - 1) + numbers
+        positions = seen - np.int32(1 + shift)
+        rope_rows = self._rope_rows(drafting)
+        rows = positions if rope_rows is None else positions + np.tile(rope_rows, most - 1)
+        places = self._places(slots_of_steps, positions)
+        sampling = self._sampling(slots_of_steps, seen)
+        arrays = [-1 - slots_of_steps, slots_of_steps, rows, places, positions + np.int32(1), sampling.rows]
+        pieces: list[Any] = [slice(first, first + count) for first in range(0, (most - 1) * count, count)]
+        if min(num_drafts) < most:
+            goes_on = np.array(num_drafts, np.int32)[None] > np.arange(1, most, dtype=np.int32)[:, None]
+            pieces = [np.flatnonzero(goes_on[step]) + step * count for step in range(most - 1)]
         steps: list[StepBatch] = []
-        for number in range(1, most):
-            arrays = slots, rows[number - 1], places[number - 1], context_lens[number - 1]
-            chosen = sampling.rows.copy()
-            chosen["position"] = lengths + np.int32(number)
-            if (num_drafts <= number).any():
-                goes_on = num_drafts > number
-                arrays = tuple([each[goes_on] for each in arrays])  # type: ignore[assignment]
-                chosen = chosen[goes_on]
-            own_slots, own_rows, own_places, own_lens = arrays
-            numbers = self._slots.numbers[: len(chosen) + 1]
+        for piece in pieces:
+            ids, own_slots, own_rows, own_places, own_lens, sampled = (each[piece] for each in arrays)
+            numbers = self._slots.numbers[: len(ids) + 1]
             steps.append(
                 StepBatch(
-                    input_ids=-1 - own_slots,
+                    input_ids=ids,
                     positions=own_rows,
                     slot_mapping=own_places,
                     table_rows=own_slots,
                     cu_seqlens_q=numbers,
                     context_lens=own_lens,
                     logits_indices=numbers[:-1],
-                    sampling=SamplingBatch(chosen, sampling.flags),
+                    sampling=SamplingBatch(sampled, sampling.flags),
                 )
             )
         return steps
@@ -511,11 +568,14 @@ class DrafterSteps:
         """Of tokens in the KV cache; positions beyond a table, which no draft has, get any."""
         tables, block_size = self._slots.block_tables, np.int32(self._block_size)
         columns = np.minimum(positions // block_size, np.int32(tables.shape[1] - 1))
-        blocks: Int32Array = tables[slots, columns]
+        blocks: Int32Array = tables.take(slots * np.int32(tables.shape[1]) + columns)
         return blocks * block_size + positions % block_size
 
-    def _rope_rows(self, sequences: list[Sequence]) -> Int32Array:
+    def _rope_rows(self, sequences: list[Sequence]) -> Int32Array | None:
+        """None where all have row 0."""
         short_len = self._limits.short_rope_len
+        if not short_len:
+            return None
         return np.array([first_row(short_len, sequence.max_num_tokens) for sequence in sequences], np.int32)
 
     def _sampling(self, slots: Int32Array, positions: Int32Array) -> SamplingBatch:
@@ -531,6 +591,16 @@ def _verified(rounds: Rounds, sampled: list[Sequence]) -> list[VerifiedDraft]:
         tokens, slot = ([], sequence.slot) if is_on_device(sequence.draft) else (sequence.draft, -1)
         drafts.append(VerifiedDraft(index, tokens, rows, sequence.draft_source, slot))
     return drafts
+
+
+def _goes_on(sequence: Sequence) -> bool:
+    """Whether the step computes the sequence's newest token, and none before."""
+    return len(sequence.token_ids) + sequence.num_pending_tokens == sequence.num_computed_tokens + 1
+
+
+def _newest_id(sequence: Sequence) -> int:
+    """Its newest token, or what stands for it while only the device knows it."""
+    return -1 - sequence.slot if sequence.num_pending_tokens else sequence.token_ids[-1]
 
 
 def _needs_mask(sequence: Sequence) -> bool:

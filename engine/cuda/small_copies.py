@@ -41,7 +41,10 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def piece_bytes(*pointers: int) -> int:
     """The largest piece that can be read and written at these addresses."""
-    return next(size for size in PIECE_TYPES if not any(pointer % size for pointer in pointers))
+    together = 0
+    for pointer in pointers:
+        together |= pointer
+    return next(size for size in PIECE_TYPES if not together % size)
 
 
 @lru_cache(maxsize=4096)

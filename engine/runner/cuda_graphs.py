@@ -65,6 +65,7 @@ class StepGraphs:
         self._draft_tokens = draft_tokens
         sizes = decode_sizes(max_num_seqs + max_drafts) if max_drafts else []
         self._verified_sizes = [size for size in sizes if 1 < size <= min(MAX_VERIFIED_TOKENS, max_num_tokens)]
+        self._verified_shapes = [StepShape(size, size, size, verifies=True) for size in self._verified_sizes]
         self._steps: dict[StepShape, StepGraph] = {}
         self._short_steps: dict[StepShape, StepGraph] = {}
 
@@ -86,8 +87,7 @@ class StepGraphs:
             for num_tokens in self._prompt_tokens
             for num_seqs in self._prompt_seqs
         ]
-        verified = [StepShape(size, size, size, verifies=True) for size in self._verified_sizes]
-        return sorted({*decodes, *prompts, *verified}, key=lambda shape: -shape.num_tokens)
+        return sorted({*decodes, *prompts, *self._verified_shapes}, key=lambda shape: -shape.num_tokens)
 
     def capture(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[StepGraph]:
         """Capture a forward of each shape on a CUDA device; -> the graphs of decodes and of verified drafts."""
@@ -117,9 +117,9 @@ class StepGraphs:
         """The graph to replay for a batch; None if it must be launched kernel by kernel."""
         if not self._steps or batch.prompt_rows is not None:
             return None
+        if batch.verifies:
+            return self._find_verified(batch)
         shape = StepShape.of(batch)
-        if shape.verifies:
-            return self._find_verified(batch, shape)
         if shape.is_decode:
             size = self._decode_sizes[bisect_left(self._decode_sizes, shape.num_seqs)]
             padded = StepShape(size, size, size)
@@ -135,14 +135,13 @@ class StepGraphs:
         padded = self._prompt_shape(self._prompt_tokens[tokens], self._prompt_seqs[seqs])
         return self._steps[padded] if padded.num_sampled >= shape.num_sampled else None
 
-    def _find_verified(self, batch: StepBatch, shape: StepShape) -> StepGraph | None:
+    def _find_verified(self, batch: StepBatch) -> StepGraph | None:
         """Each token may be a row, and is sampled; padded tokens are rows of their own."""
-        place = bisect_left(self._verified_sizes, shape.num_tokens)
+        place = bisect_left(self._verified_sizes, batch.num_tokens)
         # There is a round of sampled rows for each token of the longest row.
         if place == len(self._verified_sizes) or len(batch.rounds) > self._draft_tokens + 1:
             return None
-        size = self._verified_sizes[place]
-        return self._steps[StepShape(size, size, size, verifies=True)]
+        return self._steps[self._verified_shapes[place]]
 
     def _prompt_shape(self, num_tokens: int, num_seqs: int) -> StepShape:
         num_seqs = min(num_seqs, num_tokens - 1)  # else it would be the shape of a decode

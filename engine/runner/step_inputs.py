@@ -21,7 +21,9 @@ from tessera.engine.tensor import Tensor, int32
 Array = np.ndarray[Any, Any]
 
 NO_MORE: Mapping[str, int] = MappingProxyType({})
-NO_UPDATES = TableUpdates(*(np.empty(0, np.int32) for _ in fields(TableUpdates)))
+NOTHING = np.empty(0, np.int32)
+NOTHING.flags.writeable = False
+NO_UPDATES = TableUpdates(*(NOTHING for _ in fields(TableUpdates)))
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,9 @@ class StepInputs:
         sources = {"": batch, "sampling": batch.sampling, "table_updates": updates or NO_UPDATES, "more": more}
         for view in views:
             values = getattr(sources[view.group], view.name)
+            if is_own and values is view.values:
+                continue
+            view.values = None if values.flags.writeable else values
             count = len(values)
             if count:
                 view.array[:count] = values
@@ -186,14 +191,17 @@ class _View:
 
     Attributes:
         num_filled: elements that are not padding, as long as nobody else has written to the stage.
+        values: what they are, where that cannot change and stands for the padding too: a layout of drafts, which
+            comes again and again.
     """
 
-    __slots__ = ("array", "group", "length", "name", "num_filled", "padding")
+    __slots__ = ("array", "group", "length", "name", "num_filled", "padding", "values")
 
     def __init__(self, place: Place, array: Array) -> None:
         self.group, self.name, self.length, self.padding = place.group, place.name, place.length, place.padding
         self.array = array
         self.num_filled = place.length
+        self.values: Array | None = None
 
 
 @lru_cache(maxsize=1024)

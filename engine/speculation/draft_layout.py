@@ -49,9 +49,8 @@ class DraftLayout:
         rounds: of the sampled rows, which all tokens have.
         counts: [R] tokens of each sequence.
         rows, offsets: [T] each token's sequence, and its place among the tokens of that.
-        drafts: [T - R] places of the draft tokens.
         cu_seqlens_q, logits_indices: see `StepBatch`.
-        lasts: [S] of each sampled row, how many of its sequence's tokens it sees.
+        sampled_tokens: the same as a list.
     """
 
     def __init__(self, num_drafts: Int32Array) -> None:
@@ -62,10 +61,9 @@ class DraftLayout:
         firsts = self.cu_seqlens_q[:-1]
         self.rows: Indices = np.repeat(np.arange(len(num_drafts)), self.counts)
         self.offsets = np.arange(self.cu_seqlens_q[-1], dtype=np.int32) - firsts[self.rows]
-        self.drafts: Indices = np.flatnonzero(self.offsets)
-        self.lasts = self.rounds.depths + np.int32(1)
         self.logits_indices = firsts[self.rounds.order] + self.rounds.depths
-        for array in (self.counts, self.cu_seqlens_q, self.offsets, self.lasts, self.logits_indices):
+        self.sampled_tokens: list[int] = self.logits_indices.tolist()
+        for array in (self.counts, self.cu_seqlens_q, self.offsets, self.logits_indices):
             array.flags.writeable = False  # they are shared
 
 

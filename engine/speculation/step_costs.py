@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 SMOOTHING = 0.2  # weight of the newest measurement
-FADING = 0.99  # of a draft token's cost, in each step without drafts: so that drafts are tried again
+# Of a draft token's cost, in each step without drafts, so that drafts are tried again: some hundred steps later, as a
+# trial beside many sequences costs what the host does before and behind it.
+FADING = 0.997
 EXACT_SEQS = 16  # numbers of sequences up to which each has a time of its own, and beyond which eight have one
 
 
@@ -45,12 +47,15 @@ class StepCosts:
     def least_probability(self, num_seqs: int) -> float:
         """A draft token that is accepted with this probability saves as much time as it costs.
 
-        1 before a step without drafts is known, and 0 before one with drafts is.
+        1 before a step without drafts is known, and 0 before one with drafts is. Where only steps of fewer sequences
+        had drafts, one costs what it did there, if they are not much fewer: trying it is dear beside many.
         """
         seconds, size = self._seconds.get(_key(num_seqs)), num_seqs.bit_length()
         if not seconds:
             return 1.0
-        per_draft = self._per_draft.get(size, self._at_most.get(size, 0.0))
+        per_draft = self._per_draft.get(size, self._at_most.get(size))
+        if per_draft is None:
+            per_draft = self._per_draft.get(size - 1, self._per_draft.get(size - 2, 0.0))
         return self._faded.get(size, 1.0) * per_draft * num_seqs / seconds
 
 

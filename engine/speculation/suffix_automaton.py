@@ -32,6 +32,7 @@ class SuffixAutomaton:
 
     def append_token(self, token_id: int) -> None:
         """The present text goes on with `token_id`."""
+        # Spelled out, since the device may wait: calls would take half of the time.
         edges, links, lengths, ends = self._edges, self._links, self._lengths, self._ends
         self.token_ids.append(token_id)
         end, before = len(self.token_ids), self._last
@@ -40,15 +41,20 @@ class SuffixAutomaton:
             self._last = known if lengths[known] == lengths[before] + 1 else self._clone(before, token_id, known)
             ends[self._last] = end
             return
-        state = self._last = self._new_state(lengths[before] + 1, end)
-        while before >= 0 and token_id not in edges[before]:
-            edges[before][token_id] = state
+        state = self._last = len(edges)
+        edges.append({})
+        links.append(ROOT)
+        lengths.append(lengths[before] + 1)
+        ends.append(end)
+        while before >= 0:
+            of_before = edges[before]
+            known = of_before.get(token_id)
+            if known is not None:
+                is_own = lengths[known] == lengths[before] + 1
+                links[state] = known if is_own else self._clone(before, token_id, known)
+                return
+            of_before[token_id] = state
             before = links[before]
-        if before < 0:
-            links[state] = ROOT
-            return
-        known = edges[before][token_id]
-        links[state] = known if lengths[known] == lengths[before] + 1 else self._clone(before, token_id, known)
 
     def end_text(self) -> None:
         """What is appended next begins a text of its own."""

@@ -26,6 +26,26 @@ def test_a_draft_token_must_save_what_it_costs() -> None:
     assert costs.least_probability(5) == 1.0, "other numbers of sequences are measured on their own"
 
 
+def test_what_is_not_known_of_many_sequences_is_taken_from_fewer() -> None:
+    costs = StepCosts()
+    for num_seqs, seconds in ((1, 0.004), (64, 0.005), (256, 0.010)):
+        costs.record_step(num_seqs, 0, seconds)
+    costs.record_step(1, 7, 0.0047)
+    assert costs.least_probability(64) == 0.0, "one is much fewer than 64"
+    costs.record_step(64, 256, 0.015, is_plain=False)
+    assert costs.least_probability(256) == 0.0, "a bound is no measurement"
+    costs.record_step(64, 256, 0.01524)
+    assert costs.least_probability(64) == pytest.approx(0.512)
+    assert costs.least_probability(256) == pytest.approx(0.997 * 1.024)
+    num_steps = 0
+    while costs.least_probability(256) > 0.8:
+        costs.record_step(256, 0, 0.010)
+        num_steps += 1
+    assert 50 < num_steps < 200, "it is tried in the end"
+    costs.record_step(256, 256, 0.015)
+    assert costs.least_probability(256) == pytest.approx(0.5)
+
+
 def test_a_first_step_that_was_slow_does_not_make_drafts_look_cheap_for_ever() -> None:
     costs = StepCosts()
     costs.record_step(4, 0, 1.0)
