@@ -11,29 +11,6 @@ constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row,
 constexpr int CODE_VECTORS = STEP_ELEMENTS / 16;      // of 16 bytes of e4m3, a step
 static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 
-// The weight of the product behind this one, `features` in all and gated or not; null where none is known.
-// Between the last copy of a product and the first of the next, memory would have nothing to do for as long
-// as sums are added up, rows quantised and blocks exchanged. What its block of the same number begins with
-// comes to L2 in this time, at most PREFETCHED_UNITS * UNIT rows of PREFETCHED_COLUMNS.
-struct NextWeight {
-  const unsigned char* weight;
-  int out_features, in_features, gated;
-
-  // By all threads, each warp a row of every unit.
-  __device__ __forceinline__ void prefetch() const {
-    static_assert(WARPS == UNIT && PREFETCHED_UNITS <= WARP_SIZE && PREFETCHED_UNITS % 2 == 0,
-                  "a lane has a row");
-    const BlockUnits<PREFETCHED_UNITS> units(out_features, gated);
-    const int lane = lane_of_thread();
-    const bool is_up = lane >= units.a_tile;  // where `gated`
-    const int unit = units.begin + (is_up ? lane - units.a_tile : lane);
-    const int row = unit * UNIT + warp_of_thread();
-    if (lane >= PREFETCHED_UNITS || unit >= units.end || row >= units.features) return;
-    const long long stored = row + (is_up ? units.features : 0);
-    prefetch_to_l2(weight + stored * in_features, min(in_features, PREFETCHED_COLUMNS));
-  }
-};
-
 // Pairs of sums that a unit of a warp leaves for the others, of several rows.
 template <typename V>
 constexpr int PARTIAL_PAIRS = V::GROUPS * WARP_SIZE;

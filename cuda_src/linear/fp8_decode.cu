@@ -21,12 +21,11 @@ constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 //        [out_features] T or null
 //   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float), rows `out_stride` apart;
 //        `gated` takes no bias and does not accumulate
-// `next_weight` [next_out_features, next_in_features], null or that of the product behind this one, `gated` or
-// not: some of it is brought to L2.
-// Layout: row-major; inputs 16-byte aligned, in_features multiples of 16, out and its rows aligned to two
+// Layout: row-major; inputs 16-byte aligned, in_features a multiple of 16, out and its rows aligned to two
 // elements; with BLOCKS and `gated` half of out_features is a multiple of 8.
 // Grid: any number of blocks; they share the weight's units of 8 rows (gated: 8 gates and their ups) evenly.
-// Block: 256 threads. Shared memory: `Fp8DecodeTile.shared_bytes` in engine/ops/cuda/fp8/decode.py.
+// Block: 256 threads.
+// Shared memory: `Fp8DecodeTile.shared_bytes` in engine/ops/cuda/fp8/decode.py.
 // Unit of work: as of `matmul_decode_kernel`; a warp's step is 128 of k, and 16 bytes of a row are what lane
 // t has as elements 2t, 2t+1, 2t+8, 2t+9 of four instructions.
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool BLOCKS>
@@ -51,13 +50,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
   DecodeProducer<V> producer(ring, units, steps.count, reinterpret_cast<const T*>(values),
                              reinterpret_cast<const T*>(weight), num_rows, pairs, gated);
   producer.fill_weights();
-  bool has_next = next_weight != nullptr;
-  const auto prefetch_next = [&] {
-    if (!has_next || !producer.is_done()) return;
-    NextWeight{next_weight, next_out_features, next_in_features, next_gated}.prefetch();
-    has_next = false;
-  };
-  prefetch_next();
   float row_scale = 1.0f;
   if constexpr (V::RESIDENT) {
     RowQuantizer<T, BLOCKS> quantizer(norm, y, step_scales, sums_of_squares, maxima, steps.count, in_features,
@@ -87,7 +79,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
     for (int step = 0; step < steps.count; ++step) {
       consumer.take_step(ring, y, step);
       producer.refill();
-      prefetch_next();
       consumer.advance();
     }
 
