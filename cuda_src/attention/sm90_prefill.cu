@@ -162,8 +162,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 // meet v; over e4m3 queries and weights are __half.
 //   in:  key_map, value_map: maps of groups of eight rows of
 //        [num_blocks * num_kv_heads * block_size, HEAD_DIM] T with boxes of `piece` = gcd(block_size, 128)
-//        rows; of e4m3 unused
+//        rows; of e4m3 maps of what `widen_cache_kernel` has widened, in boxes of TILE_KEYS rows
 //        key_cache, value_cache: those caches, or e4m3 with kv_scales [2, num_kv_heads] float or null
+//        first_tiles: of e4m3 [num_seqs] int as of `widen_cache_kernel`, or null: no row has been widened
 //        q [num_tokens, num_heads * HEAD_DIM] T
 //        block_tables [tables, block_table_width] int
 //        table_rows [num_seqs] int
@@ -176,7 +177,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 //        partial_out [blocks, 64 * CONSUMERS * HEAD_DIM] float, where splits leave their results
 //        partial_sums [blocks, 64 * CONSUMERS, 2] float
 //        arrivals [blocks * CONSUMERS] unsigned, 0 before and after
-// Only q and the caches may be written by a kernel of the same graph that may not have ended.
+// Only q, the caches and what has been widened of them may be written by a kernel of the same graph that may not have ended.
 // Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads; block_size a
 // multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so that they
 // share its keys.
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
 
   TileQueue queue{announced, freed, tiles};
   if (threadIdx.x == 0) {
-    if constexpr (!IS_E4M3<Cached>) {
+    if (!IS_E4M3<Cached> || first_tiles != nullptr) {
       prefetch_map(key_map);
       prefetch_map(value_map);
     }
@@ -252,6 +253,8 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
                            {full_k, full_v},
                            {empty_k, empty_v},
                            cached,
+                           {&key_map, &value_map},
+                           first_tiles,
                            staged,
                            warp - 1,
                            lane};
