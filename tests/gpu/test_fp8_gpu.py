@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from tessera.engine.formats.fp8 import E4M3_VALUES
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.fp8 import decode, quantize
+from tessera.engine.ops.cuda.fp8 import decode, quantize, sm90
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
@@ -167,6 +167,37 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
         np.testing.assert_array_equal(other, product)
         if size[0] > 1:
             np.testing.assert_array_equal(other_activated, activated)
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["small-plain", "small-gated"])
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_blocks_that_share_a_weight_have_the_bits_of_those_that_do_not(
+    blocks: int, gated: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rests of rows, of features and of k; the last block of four has no rows."""
+    if not sm90.SM90_FP8_MATMUL.supports(cuda_ops.device.arch):
+        pytest.skip("no wgmma")
+    device, format = cuda_ops.device, SCHEMES["rows"]
+    count, n, k = 300, 304, 272
+    part, _ = weight_of(format, n, k, device)
+    weight, x = LinearWeight((part,)), from_numpy(random_array(23, (count, k), bfloat16), device)
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    activate = Activate("silu_mul", empty((count, n), bfloat16, device)) if gated else None
+    plans = [plan for plan in sm90.plans_for(groups=False, logits=False) if sm90.may_share(plan)]
+    results = []
+    try:
+        for plan in (plans[0], *(replace(plan, sharing=blocks) for plan in plans)):
+            monkeypatch.setattr(sm90, "choose_plan", lambda *_, plan=plan, **__: plan)
+            cuda_ops.fp8_kernels.restrict(only=["sm90"])
+            out = poisoned((count, n // 2 if gated else n), bfloat16, device)
+            cuda_ops.linear(x, weight, epilogue=activate, out=out)
+            results.append(out.numpy().view(np.uint16))
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
+    assert np.isfinite(results[0].view(bfloat16).astype(np.float32)).all()
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
 
 
 @cases
