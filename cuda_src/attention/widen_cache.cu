@@ -49,7 +49,8 @@ struct WidenedRows {
 //        table_rows [num_seqs] int
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
-//   out: keys, values [capacity, num_kv_heads, TILE_KEYS, HEAD_DIM] __half: a row's keys from its first on, in
+//   out: keys, values [capacity, num_kv_heads, TILE_KEYS, HEAD_DIM] __half: a row's keys from its first on,
+//   in
 //        tiles one after another. What lies behind its last key, and tiles that no query's window reaches,
 //        stay as they are
 //        first_tiles [num_seqs] int: the first of each row, -1 of a row that is left as it is
@@ -77,12 +78,12 @@ __global__ void __launch_bounds__(THREADS, 6) widen_cache_kernel(WIDEN_CACHE_PAR
   for (int item = blockIdx.x; item < capacity * parts; item += gridDim.x) {
     const int tile = item / parts, kv_head = item % num_kv_heads;
     const bool is_value = item % parts >= num_kv_heads;
-    const RowItem found =
-        find_row_item(num_seqs, tile, [&](int row) { return rows.count_tiles(row); });
+    const RowItem found = find_row_item(num_seqs, tile, [&](int row) { return rows.count_tiles(row); });
     if (found.row < 0) return;
     const int key0 = found.item * TILE_KEYS, context_len = context_lens[found.row];
     const int first_seen = context_len - rows.num_queries(found.row) - sliding_window + 1;
-    if (tile - found.item + rows.count_tiles(found.row) > capacity || key0 + TILE_KEYS <= first_seen) continue;
+    if (tile - found.item + rows.count_tiles(found.row) > capacity || key0 + TILE_KEYS <= first_seen)
+      continue;
 
     const int* const block_table =
         block_tables + static_cast<long long>(table_rows[found.row]) * block_table_width;

@@ -194,8 +194,9 @@ struct WeightCopies {
       // The other parts come from the other blocks, perhaps before this one has announced the whole: `full`
       // may be that far ahead within a phase, which does not end before this thread has arrived.
       constexpr int PARTS = V::SHARING / 2;  // of half of the columns
-      const int row = silu_mul ? tile.y * HALF_N + rank / PARTS * (out_features / 2) + rank % PARTS * V::PART_N
-                               : tile.y * V::TILE_N + rank * V::PART_N;
+      const int row = silu_mul
+                          ? tile.y * HALF_N + rank / PARTS * (out_features / 2) + rank % PARTS * V::PART_N
+                          : tile.y * V::TILE_N + rank * V::PART_N;
       copy_box_to_blocks<V::SHARING>(to + rank * V::PART_N * TILE_K, map, row, column, &full[stage]);
     } else {
 #pragma unroll

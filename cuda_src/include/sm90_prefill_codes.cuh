@@ -40,7 +40,7 @@ struct CodeProducer {
   CachedRows cached;
   const TensorMap* widened[2];  // [tiles, num_kv_heads, TILE_KEYS, HEAD_DIM] __half
   const int* first_tiles;       // of each row in `widened`, -1: it has none; null: none has
-  unsigned char* staged;  // [2][TILE_KEYS, HEAD_DIM] of all warps
+  unsigned char* staged;        // [2][TILE_KEYS, HEAD_DIM] of all warps
   int widener;
   int lane;
 
@@ -88,8 +88,8 @@ struct CodeProducer {
 
  private:
   // Copies the tiles of keys and values of a widened row. All three warps arrive for each of them, as they do
-  // where they widen; the one that copies keys does so for values a tile later, so that the next keys need not
-  // wait for room for values.
+  // where they widen; the one that copies keys does so for values a tile later, so that the next keys need
+  // not wait for room for values.
   __device__ __forceinline__ void copy_widened(const AnnouncedTile& tile, int first_tile, int step) const {
     const int newest = first_tile + tile.key_begin / TILE_KEYS + tile.key_tiles - 1;
     const int lag = widener == 0 ? 1 : 0;
@@ -150,10 +150,8 @@ struct CodeProducer {
 #pragma unroll
       for (int half = 0; half < Layout::HALVES; ++half) {
         const uint4 codes = *reinterpret_cast<const uint4*>(from + half * WARP_SIZE * 16);
-        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + low) =
-            halves_of_e4m3(codes.x, codes.y);
-        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + high) =
-            halves_of_e4m3(codes.z, codes.w);
+        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + low) = halves_of_e4m3(codes.x, codes.y);
+        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + high) = halves_of_e4m3(codes.z, codes.w);
       }
       from += WIDENERS * GROUP_CODES;
       to += WIDENERS * Layout::KEY_STEP;

@@ -39,7 +39,7 @@ from tessera.engine.ops.cuda.attention.problem import (
 from tessera.engine.ops.cuda.attention.widen import TILE_KEYS, launch_widening
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, WARPGROUP_SIZE, ceil_div
-from tessera.engine.tensor import float32
+from tessera.engine.tensor import float16, float32
 
 
 class Sm90PagedAttentionPrefillParams(NamedTuple):
@@ -224,7 +224,10 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     partial_out, partial_sums, arrivals = split_pointers(splits_of(operands.memory), shape, config.grid[0])
     widened = launch_widening(device, operands) if e4m3 else None
     if widened is not None:
-        key_map, value_map = widened.maps(num_kv_heads, head_dim)
+        rows = widened.capacity(num_kv_heads, head_dim) * num_kv_heads * TILE_KEYS
+        key_map, value_map = (
+            row_groups_map(pointer, float16, rows, head_dim, TILE_KEYS) for pointer in widened.pointers
+        )
     elif e4m3:
         key_map = value_map = NO_MAP
     else:

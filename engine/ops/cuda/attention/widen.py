@@ -13,7 +13,6 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InCached, InInt, Int32, OutInt, Pointer
-from tessera.engine.cuda.tensor_map import row_groups_map
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import AttentionOperands
 from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, ceil_div
@@ -89,15 +88,6 @@ class WidenedCache:
     def capacity(self, num_kv_heads: int, head_dim: int) -> int:
         """Tiles of keys of all heads, and as many of values."""
         return self.halves.size // 2 // (num_kv_heads * TILE_KEYS * head_dim)
-
-    def maps(self, num_kv_heads: int, head_dim: int) -> tuple[bytes, bytes]:
-        """Of keys and of values, in boxes of a tile."""
-        rows = self.capacity(num_kv_heads, head_dim) * num_kv_heads * TILE_KEYS
-        keys, values = self.pointers
-        return (
-            row_groups_map(keys, float16, rows, head_dim, TILE_KEYS),
-            row_groups_map(values, float16, rows, head_dim, TILE_KEYS),
-        )
 
     @property
     def pointers(self) -> tuple[int, int]:
