@@ -223,8 +223,11 @@ def test_rows_widened_ahead_have_the_same_bits(
         ops = CudaOps(cuda_ops.device)
         results.append(attend(ops, inputs, poisoned(inputs.plain.q.shape, case.dtype, ops.device)))
         if len(results) == 1:
-            firsts = widen.widened_cache_of(ops.attention_memory).first_tiles.numpy()[: len(case.rows)]
+            memory = widen.widened_cache_of(ops.attention_memory)
+            assert memory is not None
+            firsts = memory.first_tiles.numpy()[: len(case.rows)]
             assert firsts[0] == 0
             assert room == "all" or (firsts[1:] < 0).all()
         monkeypatch.setattr(widen, "MIN_STEP_TOKENS", 1 << 30)
-    np.testing.assert_array_equal(*results)
+    ahead, in_turn = results
+    np.testing.assert_array_equal(ahead, in_turn)

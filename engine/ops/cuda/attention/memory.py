@@ -98,12 +98,14 @@ class AttentionMemory:
             self._prefill_splits = PrefillSplits.allocate(self._device, block_floats, block_groups)
         return self._prefill_splits
 
-    def shared(self, kind: type[M], allocate: Callable[[CudaDevice], M]) -> M:
-        """Of a kind of memory that all launches share; allocated by the first call: CUDA graphs keep its addresses."""
-        if kind not in self._shared:
-            self._check_not_capturing()
+    def shared(self, kind: type[M], allocate: Callable[[CudaDevice], M]) -> M | None:
+        """Of a kind of memory that all launches share; allocated by the first call, as CUDA graphs keep its addresses.
+
+        None during a capture, if nothing has been allocated before.
+        """
+        if kind not in self._shared and not self._device.is_capturing:
             self._shared[kind] = allocate(self._device)
-        found: M = self._shared[kind]
+        found: M | None = self._shared.get(kind)
         return found
 
     def _replace(self, memory: Tensor | None) -> None:

@@ -100,8 +100,8 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [(WIDEN_CACHE, (E4M3, str(dim))) for dim in HEAD_DIMS if set(dtypes) - {"float"}]
 
 
-def widened_cache_of(memory: AttentionMemory) -> WidenedCache:
-    """Enough for any launch on a device; what does not fit is not widened."""
+def widened_cache_of(memory: AttentionMemory) -> WidenedCache | None:
+    """For any launch on a device; what does not fit is not widened. None if it has not been reserved for a capture."""
     return memory.shared(WidenedCache, WidenedCache.allocate)
 
 
@@ -114,6 +114,8 @@ def launch_widening(device: CudaDevice, operands: AttentionOperands) -> WidenedC
     if num_tokens < max(MIN_STEP_TOKENS, min_queries) or metadata.max_context_len < MIN_KEYS or num_seqs > MAX_ROWS:
         return None
     widened = widened_cache_of(operands.memory)
+    if widened is None:
+        return None
     capacity = widened.capacity(num_kv_heads, head_dim)
     keys, values = widened.pointers
     params = WidenCacheParams(
