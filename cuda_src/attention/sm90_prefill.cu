@@ -162,8 +162,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 // meet v; over e4m3 queries and weights are __half.
 //   in:  key_map, value_map: maps of groups of eight rows of
 //        [num_blocks * num_kv_heads * block_size, HEAD_DIM] T with boxes of `piece` = gcd(block_size, 128)
-//        rows; of e4m3 unused
+//        rows; of e4m3 maps of what `widen_cache_kernel` has widened, in boxes of TILE_KEYS rows
 //        key_cache, value_cache: those caches, or e4m3 with kv_scales [2, num_kv_heads] float or null
+//        first_tiles: of e4m3 [num_seqs] int as of `widen_cache_kernel`, or null: no row has been widened
 //        q [num_tokens, num_heads * HEAD_DIM] T
 //        block_tables [tables, block_table_width] int
 //        table_rows [num_seqs] int
@@ -176,25 +177,23 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 //        partial_out [blocks, 64 * CONSUMERS * HEAD_DIM] float, where splits leave their results
 //        partial_sums [blocks, 64 * CONSUMERS, 2] float
 //        arrivals [blocks * CONSUMERS] unsigned, 0 before and after
-// Only q and the caches may be written by a kernel of the same graph that may not have ended.
-// Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads; block_size a
-// multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so that they
-// share its keys.
-// Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS rows until none is left,
-// of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more keys. Where
-// there are so few tiles that each may have several blocks, its keys are split (prefill_units.cuh).
-// Block: 128 * (CONSUMERS + 1) threads.
-// Shared memory: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024 bytes, of e4m3 256 * HEAD_DIM more.
-// Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys
-// and one values, or of e4m3 the three others copy and widen both. The groups take turns to multiply, so that
-// one multiplies while another one computes weights; and a group multiplies the weights of a tile of keys
-// while it computes those of the next. Tiles of keys are taken from the last to the first and begin at
-// multiples of TILE_KEYS, so while keys are not split a query's result depends on its own row alone, and not
-// on how its prompt was cut into chunks. Splits change its last bits, as sums are added up in another order:
-// with a row's length, what else is in the step and the number of blocks, but not from one run to the next.
-// Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS keys are never split. IN_ORDER: no keys are
-// split, and tiles of keys outside of a query's window, which depend on the queries beside it, change
-// nothing.
+// Only q, the caches and what has been widened of them may be written by a kernel of the same graph that may
+// not have ended. Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads;
+// block_size a multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so
+// that they share its keys. Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS
+// rows until none is left, of `heads_at_once` key/value heads, then of the next; later tiles first, since
+// they see more keys. Where there are so few tiles that each may have several blocks, its keys are split
+// (prefill_units.cuh). Block: 128 * (CONSUMERS + 1) threads. Shared memory: 4 * (64 * CONSUMERS + 128 *
+// STAGES) * HEAD_DIM + 1024 bytes, of e4m3 256 * HEAD_DIM more. Unit of work: a warp group holds 64 rows of a
+// tile; of one more group a warp chooses tiles, one copies keys and one values, or of e4m3 the three others
+// copy and widen both. The groups take turns to multiply, so that one multiplies while another one computes
+// weights; and a group multiplies the weights of a tile of keys while it computes those of the next. Tiles of
+// keys are taken from the last to the first and begin at multiples of TILE_KEYS, so while keys are not split
+// a query's result depends on its own row alone, and not on how its prompt was cut into chunks. Splits change
+// its last bits, as sums are added up in another order: with a row's length, what else is in the step and the
+// number of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES *
+// TILE_KEYS keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window,
+// which depend on the queries beside it, change nothing.
 template <typename T, typename Cached, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS,
           bool CAPPED>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
 
   TileQueue queue{announced, freed, tiles};
   if (threadIdx.x == 0) {
-    if constexpr (!IS_E4M3<Cached>) {
+    if (!IS_E4M3<Cached> || first_tiles != nullptr) {
       prefetch_map(key_map);
       prefetch_map(value_map);
     }
@@ -247,14 +246,9 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     const CachedRows cached{block_tables, table_rows, block_table_width, num_kv_heads, block_size, piece};
     if constexpr (IS_E4M3<Cached>) {
       unsigned char* const staged = tiles_v + STAGES * Layout::KEY_BYTES;
-      const Codes producer{{key_cache, value_cache},
-                           {tiles_k, tiles_v},
-                           {full_k, full_v},
-                           {empty_k, empty_v},
-                           cached,
-                           staged,
-                           warp - 1,
-                           lane};
+      const Codes producer{
+          {key_cache, value_cache}, {tiles_k, tiles_v}, {full_k, full_v}, {empty_k, empty_v}, cached,
+          {&key_map, &value_map},   first_tiles,        staged,           warp - 1,           lane};
       producer.run(queue);
     } else if (warp == KEY_WARP || warp == VALUE_WARP) {
       const bool is_key = warp == KEY_WARP;

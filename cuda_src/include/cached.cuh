@@ -53,6 +53,14 @@ __device__ __forceinline__ float2 floats_of_e4m3(unsigned short codes) {
   return make_float2(to_float(pair[0]), to_float(pair[1]));
 }
 
+// Eight codes as __half, exactly.
+__device__ __forceinline__ uint4 halves_of_e4m3(unsigned first, unsigned second) {
+  return make_uint4(unpack_e4m3(static_cast<unsigned short>(first)),
+                    unpack_e4m3(static_cast<unsigned short>(first >> 16)),
+                    unpack_e4m3(static_cast<unsigned short>(second)),
+                    unpack_e4m3(static_cast<unsigned short>(second >> 16)));
+}
+
 // What of queries meets codes that have become __half: beyond its range its largest.
 template <typename T>
 __device__ __forceinline__ unsigned half_pair(T low, T high) {

@@ -159,9 +159,6 @@ class DecodeProducer {
     }
   }
 
-  // Whether all weights of this block are on their way.
-  __device__ __forceinline__ bool is_done() const { return tile_ >= units_.num_tiles; }
-
   // The rows of x of the first stages.
   __device__ __forceinline__ void fill_x() const {
     int step = 0;

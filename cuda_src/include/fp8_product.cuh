@@ -11,40 +11,6 @@ constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row,
 constexpr int CODE_VECTORS = STEP_ELEMENTS / 16;      // of 16 bytes of e4m3, a step
 static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 
-// Of the weight of the product behind this one. Between the last copy of a product and the first of the next,
-// memory would have nothing to do for as long as sums are added up, rows quantised and blocks exchanged: what
-// the next product's block of the same number begins with comes to L2 in this time, at most PREFETCHED_UNITS
-// * UNIT rows of PREFETCHED_COLUMNS. Each warp has a row of every unit, a lane one of them.
-class NextWeight {
- public:
-  // `weight` is null where none is known. The row is found here, while the block waits in any case.
-  __device__ __forceinline__ NextWeight(const unsigned char* weight, int out_features, int in_features,
-                                        int gated)
-      : weight_(weight), in_features_(in_features) {
-    static_assert(WARPS == UNIT && PREFETCHED_UNITS <= WARP_SIZE && PREFETCHED_UNITS % 2 == 0);
-    if (weight == nullptr || lane_of_thread() >= PREFETCHED_UNITS) return;
-    const BlockUnits<PREFETCHED_UNITS> units(out_features, gated);
-    const bool is_up = lane_of_thread() >= units.a_tile;  // where `gated`
-    const int unit = units.begin + lane_of_thread() - (is_up ? units.a_tile : 0);
-    const int row = unit * UNIT + warp_of_thread();
-    if (unit >= units.end || row >= units.features) return;
-    row_ = row + (is_up ? units.features : 0);
-  }
-
-  // Once, as soon as the block's own weights are on their way.
-  __device__ __forceinline__ void prefetch(bool is_done) {
-    if (row_ < 0 || !is_done) return;
-    prefetch_to_l2(weight_ + static_cast<long long>(row_) * in_features_,
-                   min(in_features_, PREFETCHED_COLUMNS));
-    row_ = -1;
-  }
-
- private:
-  const unsigned char* const weight_;
-  const int in_features_;
-  int row_ = -1;  // that this lane fetches
-};
-
 // Pairs of sums that a unit of a warp leaves for the others, of several rows.
 template <typename V>
 constexpr int PARTIAL_PAIRS = V::GROUPS * WARP_SIZE;

@@ -138,8 +138,8 @@ struct Variant {
   static_assert(WARPGROUPS_M == 1 || WARPGROUPS_M == 2, "two warp groups lie in a row or in a column");
   static_assert(WARPGROUP_N % 32 == 0 && WARPGROUP_N <= 256,
                 "halves of a warp group's columns are whole pairs of 8");
-  static_assert(SHARING == 1 || (SHARING == 2 && WARPGROUPS_M == 2),
-                "two blocks copy half of one warp group's columns each");
+  static_assert(SHARING == 1 || ((SHARING == 2 || SHARING == 4) && WARPGROUPS_M == 2),
+                "blocks copy a half or a quarter of one warp group's columns each");
   static constexpr int WARPGROUPS_N = CONSUMER_WARPGROUPS / WARPGROUPS_M;
   static constexpr int TILE_M = WGMMA_M * WARPGROUPS_M;
   static constexpr int TILE_N = WARPGROUP_N * WARPGROUPS_N;
@@ -147,7 +147,8 @@ struct Variant {
   static constexpr int X_ELEMENTS = TILE_M * TILE_K;
   static constexpr int WEIGHT_ELEMENTS = TILE_N * TILE_K;
   static constexpr int STAGE_ELEMENTS = X_ELEMENTS + WEIGHT_ELEMENTS;
-  static_assert(HALF_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
+  static constexpr int PART_N = SHARING > 2 ? WARPGROUP_N / SHARING : HALF_N;  // of a box, at least
+  static_assert(PART_N * TILE_K * sizeof(T) % SWIZZLE_REPEAT == 0, "boxes end where the swizzle repeats");
   static constexpr bool THROUGH_SHARED = sizeof(Out) == 2;
   static constexpr int UNROLL = THROUGH_SHARED && WARPGROUP_N == 256 ? 4 : 1;  // 1 % where x has many rows
   static constexpr bool SPLITTABLE = THROUGH_SHARED && WARPGROUP_N <= SPLITTABLE_N && SHARING == 1;
@@ -190,11 +191,13 @@ struct WeightCopies {
     T* to = ring + stage * V::STAGE_ELEMENTS + V::X_ELEMENTS;
     barrier_arrive_expecting(&full[stage], WEIGHT_ELEMENTS * sizeof(T));
     if constexpr (V::SHARING > 1) {
-      // The other half comes from the other block, perhaps before this one has announced the whole:
-      // `full` may be that far ahead within a phase, which does not end before this thread has arrived.
-      const int row =
-          silu_mul ? tile.y * HALF_N + rank * (out_features / 2) : tile.y * V::TILE_N + rank * HALF_N;
-      copy_box_to_blocks<V::SHARING>(to + rank * HALF_N * TILE_K, map, row, column, &full[stage]);
+      // The other parts come from the other blocks, perhaps before this one has announced the whole: `full`
+      // may be that far ahead within a phase, which does not end before this thread has arrived.
+      constexpr int PARTS = V::SHARING / 2;  // of half of the columns
+      const int row = silu_mul
+                          ? tile.y * HALF_N + rank / PARTS * (out_features / 2) + rank % PARTS * V::PART_N
+                          : tile.y * V::TILE_N + rank * V::PART_N;
+      copy_box_to_blocks<V::SHARING>(to + rank * V::PART_N * TILE_K, map, row, column, &full[stage]);
     } else {
 #pragma unroll
       for (int i = 0; i < V::WARPGROUPS_N; ++i, to += V::WARPGROUP_N * TILE_K) {

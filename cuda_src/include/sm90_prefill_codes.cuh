@@ -20,7 +20,8 @@ struct CacheScales {
 // One of WIDENERS warps that copy the codes of keys and values and widen them to __half, exactly, into the
 // rings that KeyProducer fills otherwise. Of a tile each warp has every third eight of keys; four lanes have
 // 64 codes of a key, 16 each, so that eight lanes write to all banks. A lane widens just what it has copied,
-// while the next tile's codes are on their way.
+// while the next tile's codes are on their way. Of rows that `widen_cache_kernel` has widened already, two of
+// the warps copy tiles by TMA, as KeyProducer does.
 template <int HEAD_DIM, int CONSUMERS, int STAGES>
 struct CodeProducer {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
@@ -37,7 +38,9 @@ struct CodeProducer {
   Barrier* full[2];   // [STAGES]
   Barrier* empty[2];  // [STAGES]
   CachedRows cached;
-  unsigned char* staged;  // [2][TILE_KEYS, HEAD_DIM] of all warps
+  const TensorMap* widened[2];  // [tiles, num_kv_heads, TILE_KEYS, HEAD_DIM] __half
+  const int* first_tiles;       // of each row in `widened`, -1: it has none; null: none has
+  unsigned char* staged;        // [2][TILE_KEYS, HEAD_DIM] of all warps
   int widener;
   int lane;
 
@@ -57,8 +60,17 @@ struct CodeProducer {
         return exists ? cache_row(block_table, key, tile.kv_head, cached.num_kv_heads, cached.block_size) : 0;
       };
       int row = find_group(tile.key_tiles - 1);
-      if (!waited) wait_for_earlier_kernels();
-      waited = true;
+      if (!waited) {
+        wait_for_earlier_kernels();
+        fence_global_for_async();
+        waited = true;
+      }
+      const int first_tile = first_tiles == nullptr ? -1 : load_updated(first_tiles + tile.row);
+      if (first_tile >= 0) {
+        copy_widened(tile, first_tile, step);
+        step += tile.key_tiles;
+        continue;
+      }
       int keys_left = tile.context_len - tile.key_begin - (tile.key_tiles - 1) * TILE_KEYS;
       copy<0>(row, keys_left);
       copy<1>(row, keys_left);
@@ -75,6 +87,34 @@ struct CodeProducer {
   }
 
  private:
+  // Copies the tiles of keys and values of a widened row. All three warps arrive for each of them, as they do
+  // where they widen; the one that copies keys does so for values a tile later, so that the next keys need
+  // not wait for room for values.
+  __device__ __forceinline__ void copy_widened(const AnnouncedTile& tile, int first_tile, int step) const {
+    const int newest = first_tile + tile.key_begin / TILE_KEYS + tile.key_tiles - 1;
+    const int lag = widener == 0 ? 1 : 0;
+#pragma unroll 1
+    for (int i = 0; i < tile.key_tiles + lag; ++i) {
+      const int group = ((newest - i) * cached.num_kv_heads + tile.kv_head) * GROUPS;
+      if (i < tile.key_tiles) give_widened<0>(step + i, group);
+      if (i >= lag) give_widened<1>(step + i - lag, group);
+    }
+  }
+  template <int KIND>
+  __device__ __forceinline__ void give_widened(int step, int group) const {
+    const int stage = step % STAGES;
+    barrier_wait(&empty[KIND][stage], step / STAGES % 2 ^ 1);
+    if (lane == 0) {
+      if (widener == KIND) {
+        barrier_arrive_expecting(&full[KIND][stage], Layout::KEY_BYTES);
+        copy_row_groups(rings[KIND] + stage * Layout::KEY_BYTES, *widened[KIND], group, &full[KIND][stage]);
+      } else {
+        barrier_arrive(&full[KIND][stage]);
+      }
+    }
+    __syncwarp();
+  }
+
   // Start copying the codes of a tile's keys or values, zeros behind the first `num_keys`; nothing where
   // there is no tile.
   template <int KIND>
@@ -110,8 +150,8 @@ struct CodeProducer {
 #pragma unroll
       for (int half = 0; half < Layout::HALVES; ++half) {
         const uint4 codes = *reinterpret_cast<const uint4*>(from + half * WARP_SIZE * 16);
-        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + low) = widen(codes.x, codes.y);
-        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + high) = widen(codes.z, codes.w);
+        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + low) = halves_of_e4m3(codes.x, codes.y);
+        *reinterpret_cast<uint4*>(to + half * SWIZZLE_REPEAT + high) = halves_of_e4m3(codes.z, codes.w);
       }
       from += WIDENERS * GROUP_CODES;
       to += WIDENERS * Layout::KEY_STEP;
@@ -119,12 +159,5 @@ struct CodeProducer {
     fence_shared_for_async();
     __syncwarp();
     if (lane == 0) barrier_arrive(&full[KIND][stage]);
-  }
-
-  static __device__ __forceinline__ uint4 widen(unsigned first, unsigned second) {
-    return make_uint4(unpack_e4m3(static_cast<unsigned short>(first)),
-                      unpack_e4m3(static_cast<unsigned short>(first >> 16)),
-                      unpack_e4m3(static_cast<unsigned short>(second)),
-                      unpack_e4m3(static_cast<unsigned short>(second >> 16)));
   }
 };

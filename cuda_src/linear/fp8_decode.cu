@@ -21,9 +21,7 @@ constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 //        [out_features] T or null
 //   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float), rows `out_stride` apart;
 //        `gated` takes no bias and does not accumulate
-// `next_weight` [next_out_features, next_in_features], null or that of the product behind this one, `gated`
-// or not: some of it is brought to L2.
-// Layout: row-major; inputs 16-byte aligned, in_features multiples of 16, out and its rows aligned to two
+// Layout: row-major; inputs 16-byte aligned, in_features a multiple of 16, out and its rows aligned to two
 // elements; with BLOCKS and `gated` half of out_features is a multiple of 8.
 // Grid: any number of blocks; they share the weight's units of 8 rows (gated: 8 gates and their ups) evenly.
 // Block: 256 threads.
@@ -52,18 +50,17 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
   DecodeProducer<V> producer(ring, units, steps.count, reinterpret_cast<const T*>(values),
                              reinterpret_cast<const T*>(weight), num_rows, pairs, gated);
   producer.fill_weights();
-  let_next_kernel_start();
-  NextWeight next(next_weight, next_out_features, next_in_features, next_gated);
-  next.prefetch(producer.is_done());
   float row_scale = 1.0f;
   if constexpr (V::RESIDENT) {
     RowQuantizer<T, BLOCKS> quantizer(norm, y, step_scales, sums_of_squares, maxima, steps.count, in_features,
                                       eps, static_scale);
     quantizer.load_gains();
+    let_next_kernel_start();
     wait_for_earlier_kernels();
     row_scale = quantizer.load_row(x);
     __syncwarp();  // y is there for all lanes
   } else {
+    let_next_kernel_start();
     wait_for_earlier_kernels();
     producer.fill_x();
   }
@@ -82,7 +79,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
     for (int step = 0; step < steps.count; ++step) {
       consumer.take_step(ring, y, step);
       producer.refill();
-      next.prefetch(producer.is_done());
       consumer.advance();
     }
 

@@ -536,7 +536,8 @@ class ModelRunner:
 
     def _reserve_attention(self) -> None:
         rows = self._max_rows + 1  # a CUDA graph has one more row, for padded tokens
-        self._cuda_ops.reserve_attention(rows, self._own.num_heads, max(self.model.head_dims))
+        e4m3_cache = self._kv_format.dtype == uint8
+        self._cuda_ops.reserve_attention(rows, self._own.num_heads, max(self.model.head_dims), e4m3_cache=e4m3_cache)
 
     def warm_up(self) -> None:
         """Run a step of one padding token with every kind of sampling. It changes nothing, but does the set-up of a

@@ -10,6 +10,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,7 @@ ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 LAYER_ROWS = (1, 4, 16, 64, 128, 256)
 QUANTISED = ((8192, 4096, False), (8192, 4096, True), (8192, 14336, False), (16, 4096, True))
 FEW_ROWS = (1, 4, 16)
+MIN_SHARING_ROWS = 1024
 BRIEF_SHAPES = SHAPES[:4]
 BRIEF_ROWS = (1, 16, 64, 512, 8192)
 SCHEMES = {"rows": Fp8Format(), "blocks": Fp8Format(block=(128, 128))}
@@ -167,16 +169,20 @@ def _all_plans(
     out: Tensor,
     rows: tuple[Tensor, Tensor],
 ) -> list[str]:
-    """Times of every plan of wgmma without splits, to fit costs to."""
+    """Times of every plan of wgmma without splits, to fit costs to; with 2 and 4 blocks that share a weight's tiles."""
     cells, choose = [], sm90.choose_plan
-    for plan in sm90.plans_for(groups=problem.groups, logits=False):
+    alone = sm90.plans_for(groups=problem.groups, logits=False)
+    shared = [replace(plan, sharing=blocks) for plan in alone if sm90.may_share(plan) for blocks in (2, 4)]
+    for plan in (*alone, *(shared if problem.num_rows >= MIN_SHARING_ROWS else ())):
         if plan.splits > 1 or problem.num_rows <= plan.tile.m - 64:
             continue
         try:
             sm90.choose_plan = lambda *_, plan=plan, **__: plan
             ops.fp8_kernels.restrict(only=["sm90"])
             calls = [partial(bare, ops, weights[i % len(weights)], x, out, rows) for i in range(CALLS)]
-            cells.append(f"{plan.tile.warpgroups_m}/{plan.tile.warpgroup_n} {measure(ops.device, calls):.1f}")
+            cells.append(
+                f"{plan.tile.warpgroups_m}/{plan.tile.warpgroup_n}/{plan.sharing} {measure(ops.device, calls):.1f}"
+            )
         finally:
             sm90.choose_plan = choose
             ops.fp8_kernels.restrict()

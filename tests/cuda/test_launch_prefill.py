@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.attention import sm90_prefill
-from tessera.engine.tensor import bfloat16, empty, float16, float32
+from tessera.engine.ops.cuda.attention import sm90_prefill, widen
+from tessera.engine.tensor import bfloat16, empty, float16, float32, uint8
 from tests.cuda.test_launch_attention import WritingDevice, attention_step, check_params
 
 SM90_SHARED_BYTES = 227 << 10
@@ -130,3 +130,29 @@ def test_only_what_fits_takes_the_kernel_of_sm90a(
         for launch in launches:
             assert (launch.spec, launch.template) in sm90_prefill.instantiations(("__nv_bfloat16", "__half"))
             check_params(launch)
+
+
+@pytest.mark.parametrize(
+    ("queries", "context_len", "widens"), [(600, 9000, True), (600, 900, False), (300, 9000, False)]
+)
+def test_long_prompts_over_e4m3_are_widened_first(
+    queries: int, context_len: int, widens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
+    device = WritingDevice(arch="90a")
+    ops = CudaOps(device)  # type: ignore[arg-type]
+    ops.reserve_attention(64, 32, 128, e4m3_cache=True)
+    q, cache, metadata = attention_step(device, [queries, 1], [context_len, 7], 32, 8, 128)
+    cache = empty(cache.shape, uint8, device)
+    device.allocated.clear()
+    ops.paged_attention(q, cache, cache, metadata, scale=0.1, out=q)
+    assert device.allocated == [], "graphs keep addresses"
+    kernels = [launch.spec for launch in device.launches]
+    assert (widen.WIDEN_CACHE in kernels) == widens
+    prefill = next(launch for launch in device.launches if launch.spec in sm90_prefill.SPECS)
+    assert (prefill.params._asdict()["first_tiles"] is not None) == widens
+    if widens:
+        launch = device.launches[kernels.index(widen.WIDEN_CACHE)]
+        assert kernels.index(widen.WIDEN_CACHE) < kernels.index(prefill.spec)
+        assert (launch.spec, launch.template) in widen.instantiations(("__nv_bfloat16",))
+        check_params(launch)

@@ -175,14 +175,6 @@ inline void ptx_createpolicy_fractional_L2__evict_first_b64(unsigned long long& 
 inline void ptx_createpolicy_fractional_L2__evict_unchanged_b64(unsigned long long& policy, double) {
   policy = 2;
 }
-inline void ptx_cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
-    emulated::fail("a prefetch from a misaligned address");
-  if (bytes <= 0 || bytes % 16 != 0) emulated::fail("a prefetch of a wrong number of bytes");
-  const volatile char* const first = static_cast<const char*>(from);
-  (void)first[0];
-  (void)first[bytes - 1];
-}
 inline void ptx_cp_async_cg_shared_global_L2__128B(std::uint32_t to, const void* from, int size, int bytes) {
   emulated::start_copy(to, from, size, bytes);
 }

@@ -14,6 +14,7 @@ import pytest
 from tessera.engine.formats.fp8 import E4M3_VALUES, codes_of
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention import widen
 from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy
@@ -187,3 +188,46 @@ def test_a_decode_step(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, no_
     for actual, other in zip(caches, apart, strict=True):
         np.testing.assert_array_equal(actual.numpy(), other.numpy())
     assert_close(out.numpy(), expected.numpy(), case.dtype)
+
+
+WIDENED = [
+    AttentionCase("small_64", ((20, 300), (1, 70), (40, 200), (3, 290), (30, 150)), head_dim=64, dtype=bfloat16),
+    AttentionCase("small_128", ((70, 400), (33, 33), (35, 129)), num_heads=8, head_dim=128, dtype=float16),
+    AttentionCase("small_window", ((20, 600), (1, 500)), head_dim=128, block_size=8, sliding_window=90, dtype=bfloat16),
+    AttentionCase("prompt", ((2048, 2048), (1, 70)), 32, 8, 128, dtype=bfloat16),
+    AttentionCase("chunks", ((600, 5000), (1, 70), (300, 2000), (5, 4000), (400, 1500)), 32, 8, 128, dtype=bfloat16),
+    AttentionCase("window", ((600, 5000), (300, 2000)), 32, 8, 128, sliding_window=1000, dtype=bfloat16),
+]
+
+
+@pytest.mark.parametrize("case", WIDENED, ids=lambda case: case.name)
+@pytest.mark.parametrize("room", ["all", "some"])
+@scaled
+def test_rows_widened_ahead_have_the_same_bits(
+    case: AttentionCase, room: str, scaled: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether all rows with queries and keys enough have room, the first ones, or none."""
+    if not widen.WIDEN_CACHE.supports(cuda_ops.device.arch):
+        pytest.skip("its prompts are not widened ahead")
+    if case.name.startswith("small"):
+        monkeypatch.setattr(widen, "MIN_STEP_TOKENS", 2)
+        monkeypatch.setattr(widen, "MIN_QUERY_ROWS", 10 * case.num_heads // case.num_kv_heads)
+        monkeypatch.setattr(widen, "MIN_KEYS", 100)
+    inputs = Inputs(case, scaled)
+    tile_bytes = 2 * 2 * case.num_kv_heads * widen.TILE_KEYS * case.head_dim
+    tiles = [-(-context // widen.TILE_KEYS) for _, context in case.rows]
+    fitting = sum(tiles) if room == "all" else tiles[0]
+    monkeypatch.setattr(widen, "WIDENED_BYTES", fitting * tile_bytes)
+    results = []
+    for _ in range(2):
+        ops = CudaOps(cuda_ops.device)
+        results.append(attend(ops, inputs, poisoned(inputs.plain.q.shape, case.dtype, ops.device)))
+        if len(results) == 1:
+            memory = widen.widened_cache_of(ops.attention_memory)
+            assert memory is not None
+            firsts = memory.first_tiles.numpy()[: len(case.rows)]
+            assert firsts[0] == 0
+            assert room == "all" or (firsts[1:] < 0).all()
+        monkeypatch.setattr(widen, "MIN_STEP_TOKENS", 1 << 30)
+    ahead, in_turn = results
+    np.testing.assert_array_equal(ahead, in_turn)

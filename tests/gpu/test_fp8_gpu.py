@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from tessera.engine.formats.fp8 import E4M3_VALUES
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.fp8 import decode, quantize
+from tessera.engine.ops.cuda.fp8 import decode, quantize, sm90
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
-from tessera.engine.ops.cuda.fp8_ops import Order
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, uint8
@@ -171,6 +169,37 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
             np.testing.assert_array_equal(other_activated, activated)
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["small-plain", "small-gated"])
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_blocks_that_share_a_weight_have_the_bits_of_those_that_do_not(
+    blocks: int, gated: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rests of rows, of features and of k; the last block of four has no rows."""
+    if not sm90.SM90_FP8_MATMUL.supports(cuda_ops.device.arch):
+        pytest.skip("no wgmma")
+    device, format = cuda_ops.device, SCHEMES["rows"]
+    count, n, k = 300, 304, 272
+    part, _ = weight_of(format, n, k, device)
+    weight, x = LinearWeight((part,)), from_numpy(random_array(23, (count, k), bfloat16), device)
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    activate = Activate("silu_mul", empty((count, n), bfloat16, device)) if gated else None
+    plans = [plan for plan in sm90.plans_for(groups=False, logits=False) if sm90.may_share(plan)]
+    results = []
+    try:
+        for plan in (plans[0], *(replace(plan, sharing=blocks) for plan in plans)):
+            monkeypatch.setattr(sm90, "choose_plan", lambda *_, plan=plan, **__: plan)
+            cuda_ops.fp8_kernels.restrict(only=["sm90"])
+            out = poisoned((count, n // 2 if gated else n), bfloat16, device)
+            cuda_ops.linear(x, weight, epilogue=activate, out=out)
+            results.append(out.numpy().view(np.uint16))
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
+    assert np.isfinite(results[0].view(bfloat16).astype(np.float32)).all()
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
 @cases
 @schemes
 @dtypes
@@ -298,43 +327,6 @@ def test_a_recorded_chain_waits(count: int, cuda_ops: CudaOps) -> None:
             out.upload(np.full(out.shape, np.nan, bfloat16))
         graph.launch()
         np.testing.assert_array_equal(outs[-1].numpy(), expected)
-
-
-@pytest.mark.parametrize("count", [1, 9], ids=lambda count: f"small-{count}")
-def test_what_a_product_fetches_for_the_next_changes_nothing(count: int, cuda_ops: CudaOps) -> None:
-    """Rows and columns that are fewer than it fetches at most, and a gated product behind one that is not."""
-    device, k = cuda_ops.device, 144
-    parts = [weight_of(Fp8Format(), n, k, device, seed=n)[0] for n in (k, 2 * 78)]
-    first, gated = (LinearWeight((part,)) for part in parts)
-    cuda_ops.reserve_linear([first, gated], bfloat16, count)
-    x = from_numpy(random_array(23, (count, k), bfloat16), device)
-    between, out = empty((count, k), bfloat16, device), empty((count, 78), bfloat16, device)
-    activate = Activate("silu_mul", empty((count, 2 * 78), bfloat16, device))
-    results = []
-    for _ in range(3):
-        cuda_ops.linear(x, first, out=between)
-        cuda_ops.linear(between, gated, epilogue=activate, out=out)
-        results.append(out.numpy().view(np.uint16).copy())
-    assert cuda_ops._order.after(parts[0], gated=False) == (parts[1], True)
-    assert cuda_ops._order.after(parts[1], gated=True) == (parts[0], False)
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
-
-
-def test_weights_that_are_gone_are_fetched_no_more() -> None:
-    order = Order()
-    first, second = (WeightPart(Fp8Format(), (16, 16), {}) for _ in range(2))
-    for part in (first, second, first):
-        order.after(part, gated=False)
-    assert order.after(second, gated=False) == (first, False)
-    third = WeightPart(Fp8Format(), (16, 16), {})
-    order.after(third, gated=False)
-    del first, part
-    gc.collect()
-    assert order.after(second, gated=False) == (third, False)
-    del third
-    gc.collect()
-    assert order.after(second, gated=False) == (second, False)
 
 
 # Activations in blocks of 16 columns are rounded by NumPy alone.

@@ -67,14 +67,6 @@ __device__ __forceinline__ void copy_async(unsigned shared, const void* global, 
   }
 }
 
-// Start fetching `bytes` into L2, these and the address multiples of 16; nothing before sm_90.
-__device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* global,
-                                               [[maybe_unused]] int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-#endif
-}
-
 // Close this thread's group of copies started since the last call.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

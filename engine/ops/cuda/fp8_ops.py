@@ -11,15 +11,14 @@ from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
-from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.formats import Fp8Format, LinearWeight, WeightFormat, WeightPart
+from tessera.engine.formats import Fp8Format, LinearWeight, WeightFormat
 from tessera.engine.ops.cuda.candidates import Choice, Chooser
 from tessera.engine.ops.cuda.fp8 import decode, portable, quantize, sm90
-from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Following, Fp8Operands, Fp8Problem, format_of
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.fp8.quantize import FP8_QUANTIZE, quantized, scratch_bytes
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.types import HALF_BYTES, aligned, cuda_type
@@ -38,30 +37,8 @@ class Around(NamedTuple):
     accumulates: bool
 
 
-class Order:
-    """In which order the parts of weights are multiplied: as it was the last time."""
-
-    def __init__(self) -> None:
-        self._next: WeakKeyDictionary[WeightPart, tuple[ReferenceType[WeightPart], bool]] = WeakKeyDictionary()
-        self._last: ReferenceType[WeightPart] | None = None
-
-    def after(self, part: WeightPart, *, gated: bool) -> Following | None:
-        """Of this part, whose turn it is, what came next before; None at first."""
-        last = None if self._last is None else self._last()
-        self._last = ref(part)
-        if last is not None:
-            self._next[last] = (self._last, gated)
-        found, gated = self._next.get(part, (None, False))
-        following = None if found is None else found()
-        return None if following is None else Following(following, gated)
-
-
 class Fp8LinearOps(DequantizeOps):
     _rows_scratch: Tensor | None = None
-
-    @cached_property
-    def _order(self) -> Order:
-        return Order()
 
     @cached_property
     def fp8_kernels(self) -> Chooser[Fp8Problem, Fp8Operands]:
@@ -146,7 +123,6 @@ class Fp8LinearOps(DequantizeOps):
                 bias=None if weight.bias is None else weight.bias[start : start + part.shape[0]],
                 out=out.pointer + start * out.dtype.itemsize,
                 out_stride=out.shape[1],
-                following=self._order.after(part, gated=around.gated),
             )
             choice.candidate.launch(self.device, problem, choice.plan, operands)
         return True

@@ -5,11 +5,11 @@ each file of this room registers its own.
 """
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.ops.cuda.attention import decode, drafts, general, prefill, rope, sm90_prefill
+from tessera.engine.ops.cuda.attention import decode, drafts, general, prefill, rope, sm90_prefill, widen
 from tessera.engine.ops.cuda.attention.ops import AttentionOps
 from tessera.engine.ops.cuda.attention.problem import ATTENTION
 
-FILES = (decode, drafts, sm90_prefill, prefill, general, rope)
+FILES = (decode, drafts, sm90_prefill, prefill, general, rope, widen)
 # By those for a cache of 16 or 32 bits.
 OF_E4M3 = decode.OF_E4M3 | drafts.OF_E4M3 | sm90_prefill.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)

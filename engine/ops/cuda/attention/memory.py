@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.tensor import Tensor, empty, float32, uint32
+
+M = TypeVar("M")
 
 MAX_SPLITS = 32  # of a decode row's keys
 MIN_RESERVED_SPLITS = 8
@@ -63,6 +67,7 @@ class AttentionMemory:
         self.replaced: tuple[Tensor, ...] = ()
         self._device = device
         self._prefill_splits: PrefillSplits | None = None
+        self._shared: dict[type[Any], Any] = {}
 
     def reserve_decodes(self, max_num_seqs: int, num_heads: int, head_dim: int, max_splits: int | None = None) -> None:
         """Allocate what steps of up to `max_num_seqs` rows need, by default for as many splits as memory is spent on.
@@ -92,6 +97,16 @@ class AttentionMemory:
             self._check_not_capturing()
             self._prefill_splits = PrefillSplits.allocate(self._device, block_floats, block_groups)
         return self._prefill_splits
+
+    def shared(self, kind: type[M], allocate: Callable[[CudaDevice], M]) -> M | None:
+        """Of a kind of memory that all launches share; allocated by the first call, as CUDA graphs keep its addresses.
+
+        None during a capture, if nothing has been allocated before.
+        """
+        if kind not in self._shared and not self._device.is_capturing:
+            self._shared[kind] = allocate(self._device)
+        found: M | None = self._shared.get(kind)
+        return found
 
     def _replace(self, memory: Tensor | None) -> None:
         self._check_not_capturing()

@@ -10,7 +10,7 @@ import math
 from functools import cached_property
 
 from tessera.engine.contract.errors import TesseraError
-from tessera.engine.ops.cuda.attention import sm90_prefill
+from tessera.engine.ops.cuda.attention import sm90_prefill, widen
 from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES, IN_ORDER_SPLITS
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
@@ -35,7 +35,7 @@ class AttentionOps(RopeOps):
     def attention_memory(self) -> AttentionMemory:
         return AttentionMemory(self.device)
 
-    def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int) -> None:
+    def reserve_attention(self, max_num_seqs: int, num_heads: int, head_dim: int, *, e4m3_cache: bool = False) -> None:
         """Allocate what steps of up to `max_num_seqs` rows need, so that serving allocates nothing.
 
         It also settles into how many parts a long context is divided, and so must come before the
@@ -46,6 +46,8 @@ class AttentionOps(RopeOps):
             self.attention_memory.reserve_decodes(max_num_seqs, num_heads, head_dim, splits)
         if sm90_prefill.runs(self.device, head_dim):
             sm90_prefill.splits_of(self.attention_memory)
+            if e4m3_cache:
+                widen.widened_cache_of(self.attention_memory)
 
     def _paged_attention(
         self,

@@ -36,9 +36,10 @@ from tessera.engine.ops.cuda.attention.problem import (
     AttentionProblem,
     for_e4m3,
 )
+from tessera.engine.ops.cuda.attention.widen import TILE_KEYS, launch_widening
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, WARPGROUP_SIZE, ceil_div
-from tessera.engine.tensor import float32
+from tessera.engine.tensor import float16, float32
 
 
 class Sm90PagedAttentionPrefillParams(NamedTuple):
@@ -67,6 +68,7 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
     key_cache: InCached
     value_cache: InCached
     kv_scales: InFloat
+    first_tiles: InInt
 
 
 SM90_PREFILL = KernelSpec(
@@ -90,7 +92,6 @@ OF_E4M3 = for_e4m3(SM90_PREFILL, SM90_PREFILL_IN_ORDER, *WITH_SINKS, *CAPPED)
 SPECS = (*OF_E4M3, *OF_E4M3.values())
 
 GROUP_ROWS = Constant(64, "of queries that a warp group holds")
-TILE_KEYS = Constant(128)
 MIN_SPLIT_TILES = Constant(4, "of keys: fewer are not worth being merged")
 MAX_SPLITS = Constant(16, "of a tile of queries: one warp group merges them, one after the other")
 declare_header(
@@ -221,10 +222,20 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     e4m3 = problem.cached == E4M3
     config = prefill_config(shape, num_units, device.multiprocessors, e4m3=e4m3)
     partial_out, partial_sums, arrivals = split_pointers(splits_of(operands.memory), shape, config.grid[0])
-    key_map, value_map = (
-        NO_MAP if e4m3 else row_groups_map(cache.pointer, q.dtype, rows, head_dim, piece)
-        for cache in (operands.key_cache, operands.value_cache)
-    )
+    widened = launch_widening(device, operands) if e4m3 else None
+    if widened is not None:
+        rows = widened.capacity(num_kv_heads, head_dim) * num_kv_heads * TILE_KEYS
+        key_map, value_map = (
+            row_groups_map(pointer, float16, rows, head_dim, TILE_KEYS) for pointer in widened.pointers
+        )
+    elif e4m3:
+        key_map = value_map = NO_MAP
+    else:
+        key_map, value_map = (
+            row_groups_map(cache.pointer, q.dtype, rows, head_dim, piece)
+            for cache in (operands.key_cache, operands.value_cache)
+        )
+    read_bytes = HALF_BYTES if widened is not None else operands.key_cache.dtype.itemsize
     params = Sm90PagedAttentionPrefillParams(
         key_map=key_map,
         value_map=value_map,
@@ -245,12 +256,13 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         piece=piece,
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
-        heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim, operands.key_cache.dtype.itemsize),
+        heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim, read_bytes),
         scale_log2=operands.cap_log2 if problem.capped else operands.scale_log2,
         cap_scale=operands.scale_log2 if problem.capped else 0.0,
         key_cache=operands.key_cache,
         value_cache=operands.value_cache,
         kv_scales=operands.kv_scales,
+        first_tiles=None if widened is None else widened.first_tiles,
     )
     in_order, sinks, capped = problem.in_order, problem.has_sinks, problem.capped
     spec = SM90_PREFILL_IN_ORDER if in_order else SM90_PREFILL

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Pointer
 from tessera.engine.ops.cuda.candidates import Candidate
@@ -31,7 +31,6 @@ class Fp8DecodeParams(NamedTuple):
     weight: InBytes
     weight_scales: InFloat
     bias: InT
-    next_weight: InBytes
     out: OutOut
     num_rows: Int32
     out_features: Int32
@@ -41,9 +40,6 @@ class Fp8DecodeParams(NamedTuple):
     static_scale: Float32
     accumulate: Int32
     gated: Int32
-    next_out_features: Int32
-    next_in_features: Int32
-    next_gated: Int32
 
 
 FP8_DECODE = KernelSpec(
@@ -56,15 +52,8 @@ FP8_DECODE = KernelSpec(
     on_demand=True,
 )
 SPECS = (FP8_DECODE,)
-# Of the next product's weight, what comes to L2 while memory would have nothing to do: about 3 us of an H200's reading.
-PREFETCHED_UNITS = Constant(4, "of 8 rows, a block; half of them ups where the next product is gated")
-PREFETCHED_COLUMNS = Constant(3072, "of each row, at most")
 declare_header("fp8_decode", __name__, params=(Fp8DecodeParams,))
-declare_header(
-    "fp8_product",
-    __name__,
-    {"SCALES": GROUP, "PREFETCHED_UNITS": PREFETCHED_UNITS, "PREFETCHED_COLUMNS": PREFETCHED_COLUMNS},
-)
+declare_header("fp8_product", __name__, {"SCALES": GROUP})
 
 HALVES = 2  # of a warp's step, of 64 elements each
 STEP = GROUP  # elements of each row that a warp takes at a time
@@ -158,8 +147,6 @@ def _accepts(problem: Fp8Problem, device: CudaDevice) -> Fp8DecodeTile | None:
 def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operands: Fp8Operands) -> None:
     blocks = min(device.multiprocessors, ceil_div(problem.features, UNIT))
     config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), tile.shared_bytes(problem.in_features))
-    following = operands.following
-    next_rows, next_columns = (0, 0) if following is None else following.part.shape
     params = Fp8DecodeParams(
         x=operands.x,
         norm=operands.norm,
@@ -168,7 +155,6 @@ def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operan
         weight=operands.part.tensors["values"],
         weight_scales=operands.part.tensors["scales"],
         bias=operands.bias,
-        next_weight=None if following is None else following.part.tensors["values"],
         out=operands.out,
         num_rows=problem.num_rows,
         out_features=problem.weight_rows,
@@ -178,9 +164,6 @@ def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operan
         static_scale=format_of(operands.part).input_scale or 0.0,
         accumulate=problem.accumulates,
         gated=problem.gated,
-        next_out_features=next_rows,
-        next_in_features=next_columns,
-        next_gated=following is not None and following.gated,
     )
     device.launch(FP8_DECODE, tile.template(problem.dtype, problem.out_dtype, groups=problem.groups), config, params)
 

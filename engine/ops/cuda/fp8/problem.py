@@ -12,13 +12,6 @@ from tessera.engine.tensor import Tensor
 GROUP = 128  # columns, and rows of a weight, that share a scale where not a row or a token has one
 
 
-class Following(NamedTuple):
-    """The part of a weight that is probably multiplied next, and whether its product is gated."""
-
-    part: WeightPart
-    gated: bool
-
-
 class Fp8Operands(NamedTuple):
     """A part of a weight and what it is multiplied by.
 
@@ -28,7 +21,6 @@ class Fp8Operands(NamedTuple):
         part: of the weight, [N, K].
         bias: [N].
         out: the address of the part's first column of the result; its rows lie `out_stride` elements apart.
-        following: of which a kernel may bring some to L2; it changes no result.
     """
 
     x: Tensor | None
@@ -40,7 +32,6 @@ class Fp8Operands(NamedTuple):
     bias: Tensor | None
     out: int
     out_stride: int
-    following: Following | None = None
 
 
 class Fp8Problem(NamedTuple):

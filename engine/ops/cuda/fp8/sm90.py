@@ -68,6 +68,8 @@ TILES = (Tile(2, 192), Tile(2, 160), Tile(2, 128), Tile(2, 96), Tile(2, 64), Til
 GROUP_TILES = (Tile(2, 128), Tile(2, 64), Tile(1, 64), Tile(1, 32))
 LOGITS_TILES = (Tile(2, 128), Tile(1, 64))
 STEP_US = {(2, 160): 0.43}  # of tiles that 16-bit products have not; the others take as long as those
+# Blocks of a cluster that read each tile of the weight once: 2 or 4. More read less from L2, and wait for each other.
+SHARING = 2
 MIN_ROWS = 17  # fewer are bound by reading the weight
 
 
@@ -82,7 +84,7 @@ def _most_splits(tile: Tile, *, logits: bool) -> int:
 
 
 def may_share(plan: Plan) -> bool:
-    """Whether pairs of blocks may read each tile of the weight once."""
+    """Whether blocks of a cluster may read each tile of the weight once."""
     return plan.splits == 1 and plan.tile.warpgroups_m == 2 and plan.tile.warpgroup_n >= 128
 
 
@@ -96,7 +98,7 @@ def choose_plan(
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
     num_rows, pairs = problem.num_rows, problem.in_features // 2
     steps = ceil_div(pairs, TILE_K)
-    shares = num_rows >= costs.min_sharing_rows and clusters_at_once[1] > 0
+    shares = num_rows >= costs.min_sharing_rows and clusters_at_once[SHARING - 1] > 0
     step_us = {**costs.step_us, **STEP_US}
     costs = replace(costs, step_us=step_us)
 
@@ -116,7 +118,7 @@ def choose_plan(
         return plan.cost(num_rows, problem.weight_rows, pairs, clusters_at_once[plan.cluster - 1], costs)
 
     plans = filter(runs, plans_for(groups=problem.groups, logits=problem.out_dtype == "float"))
-    used = (replace(plan, sharing=2) if shares and may_share(plan) else plan for plan in plans)
+    used = (replace(plan, sharing=SHARING) if shares and may_share(plan) else plan for plan in plans)
     return min(used, key=cost, default=None)
 
 
@@ -182,7 +184,7 @@ def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
     kernels: dict[Instantiation, None] = {}
     for out in (dtype, "float"):
         for plan in plans_for(groups=groups, logits=out == "float"):
-            for used in (plan, replace(plan, sharing=2)) if may_share(plan) else (plan,):
+            for used in (plan, replace(plan, sharing=SHARING)) if may_share(plan) else (plan,):
                 kernels[SM90_FP8_MATMUL, template_of(used, dtype, out, groups=groups)] = None
     return list(kernels)
 

@@ -154,8 +154,8 @@ class Plan:
         return staging + (self.splits - 1) * self.share_bytes
 
     def weight_box_rows(self, *, silu_mul: bool) -> int:
-        """Rows of the weight that a copy brings: columns of a warp group, or half of them."""
-        return self.tile.warpgroup_n // (2 if silu_mul or self.sharing > 1 else 1)
+        """Rows of the weight that a copy brings: columns of a warp group, half of them or a block's share."""
+        return self.tile.warpgroup_n // max(self.sharing, 2 if silu_mul else 1)
 
     def stages(self, out_itemsize: int, max_shared_bytes: int) -> int:
         """Of the ring: as many as fit."""
