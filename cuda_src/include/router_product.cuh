@@ -16,8 +16,9 @@ struct RouterVariant {
   static constexpr int HALVES = ROW_HALVES;     // that a warp has of a row: every WARPS-th
   static constexpr int EXPERTS = UNITS * UNIT;  // of a block
   static constexpr int ALL_EXPERTS = EXPERTS * ROUTER_BLOCKS;
-  static constexpr int PIECES = UNITS * WARP_SIZE;    // pairs of sums of a warp
-  static constexpr int GROUPS = ceil_div(TOKENS, 8);  // of 8 tokens, for each of which a block has WARPS warps
+  static constexpr int PIECES = UNITS * WARP_SIZE;  // pairs of sums of a warp
+  static constexpr int GROUPS =
+      ceil_div(TOKENS, 8);  // of 8 tokens, for each of which a block has WARPS warps
   static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS == 16,
                 "an mma has 16 rows of x, of which 8 are left out");
   static_assert(HALVES >= 8 && HALVES <= 16, "squares are added in a tree of eight");

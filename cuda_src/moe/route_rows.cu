@@ -5,7 +5,9 @@
 // Threads of a block at most. For 16 tokens more than there are: registers are then so few that the block
 // begins beside one of the product in front.
 template <int TOKENS, int HALVES>
-constexpr int ROUTER_THREADS = TOKENS <= 8 ? THREADS : HALVES <= 8 ? 800 : 512;
+constexpr int ROUTER_THREADS = TOKENS <= 8   ? THREADS
+                               : HALVES <= 8 ? 800
+                                             : 512;
 
 // experts[t, i] and weights[t, i] = the choice for token t, as `route_kernel` makes it, by logits[t, e] = sum
 // over k of y[t, k] * weight[e, k], + bias[e]. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm,
@@ -113,5 +115,6 @@ __cluster_dims__(ROUTER_BLOCKS, 1, 1) __global__
   }
   if (gridDim.x > ROUTER_BLOCKS) return;
   __syncthreads();
-  order_pairs<V::GROUPS * THREADS>(chosen_experts, keys, num_tokens * top_k, num_experts, offsets, pairs, places);
+  order_pairs<V::GROUPS * THREADS>(chosen_experts, keys, num_tokens * top_k, num_experts, offsets, pairs,
+                                   places);
 }
