@@ -198,27 +198,26 @@ class ExpertProducer {
         gated_(gated),
         policy_(evict_first_policy()) {}
 
-  // Groups of copies are committed also where empty, because the waits count them.
-  __device__ __forceinline__ void fill() {
-#pragma unroll 1
-    for (int stage = 0; stage < V::STAGES; ++stage) refill();
-  }
-
-  // The same in two parts: the weights, before the rows of x are there.
-  __device__ __forceinline__ void fill_weights() {
-#pragma unroll 1
-    for (int stage = 0; stage < V::STAGES; ++stage) {
-      if (place_.index < tiles_.end) load_weight();
-      copy_async_commit();
-      advance();
-    }
-  }
-  __device__ __forceinline__ void fill_x(const Place& first) {
+  // All stages. Weights are LEAD - 1 stages ahead of x: which rows those are is asked for afar. `settled`:
+  // they are all ahead, and x waits for the kernels in front. Groups of copies are committed also where
+  // empty, because the waits count them.
+  template <int LEAD>
+  __device__ __forceinline__ void fill(const Place& first, bool settled) {
+    static_assert(LEAD < V::STAGES, "the first step must not wait for all stages");
+    const int lead = settled ? V::STAGES : LEAD;
     Place place = first;
     int step = 0;
-    rows_are_others_ = true;
 #pragma unroll 1
-    for (int stage = 0; stage < V::STAGES; ++stage) {
+    for (int stage = 1 - lead; stage < V::STAGES; ++stage) {
+      if (stage + lead <= V::STAGES) {
+        if (place_.index < tiles_.end) load_weight();
+        advance();
+      }
+      if (stage < 0) continue;
+      if (stage == 0) {
+        if (settled) wait_for_earlier_kernels();
+        rows_are_others_ = true;
+      }
       if (place.index < tiles_.end) {
         if (step == 0) find_rows(place);
         load_x(stage, step);

@@ -17,13 +17,25 @@ struct RouterVariant {
   static constexpr int EXPERTS = UNITS * UNIT;  // of a block
   static constexpr int ALL_EXPERTS = EXPERTS * ROUTER_BLOCKS;
   static constexpr int PIECES = UNITS * WARP_SIZE;  // pairs of sums of a warp
-  static_assert(TOKENS == 1 || TOKENS == 8, "an mma has 16 rows of x, of which 8 are left out");
+  static constexpr int GROUPS =
+      ceil_div(TOKENS, 8);  // of 8 tokens, for each of which a block has WARPS warps
+  static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS == 16,
+                "an mma has 16 rows of x, of which 8 are left out");
   static_assert(HALVES >= 8 && HALVES <= 16, "squares are added in a tree of eight");
   static_assert(PIECES <= THREADS, "a thread adds up one pair of sums");
 
+  static __device__ __forceinline__ int thread_of_group() {
+    return GROUPS > 1 ? threadIdx.x % THREADS : threadIdx.x;
+  }
+  static __device__ __forceinline__ int warp_of_group() {
+    return GROUPS > 1 ? warp_of_thread() % WARPS : warp_of_thread();
+  }
+  static __device__ __forceinline__ int group() { return GROUPS > 1 ? warp_of_thread() / WARPS : 0; }
+  static __device__ __forceinline__ int token() { return group() * 8 + row_of_lane(); }  // of this lane
+
   // First element that this lane has of a half.
   static __device__ __forceinline__ int lane_k(int half) {
-    return (half * WARPS + warp_of_thread()) * HALF_K + lane_of_thread() % 4 * SEGMENT;
+    return (half * WARPS + warp_of_group()) * HALF_K + lane_of_thread() % 4 * SEGMENT;
   }
 };
 
@@ -50,7 +62,7 @@ __device__ __forceinline__ float inverse_rms_of(const float (&squares)[WARPS][V:
   return rsqrtf(sum / in_features + eps);
 }
 
-// This lane's part of a cluster's rows of x, in registers, and what the norm makes of them.
+// This lane's part of a group's rows of x, in registers, and what the norm makes of them.
 template <typename V>
 struct RouterRows {
   using T = typename V::T;
@@ -58,7 +70,7 @@ struct RouterRows {
 
   // Of the `count` rows at x, zeros beyond them.
   __device__ __forceinline__ void load(const T* x, int count, int in_features) {
-    const int row = row_of_lane();
+    const int row = V::token();
 #pragma unroll
     for (int h = 0; h < V::HALVES; ++h) {
       parts[h] = make_uint4(0, 0, 0, 0);
@@ -82,13 +94,13 @@ struct RouterRows {
     }
     sums[0] += __shfl_xor_sync(FULL_WARP, sums[0], 1);
     sums[0] += __shfl_xor_sync(FULL_WARP, sums[0], 2);
-    if (lane_of_thread() % 4 == 0) squares[warp_of_thread()][row_of_lane()] = sums[0];
+    if (lane_of_thread() % 4 == 0) squares[V::warp_of_group()][V::token()] = sums[0];
   }
 
   // `gains`: this warp's vectors of the norm's weight.
   __device__ __forceinline__ void normalise(const float (&squares)[WARPS][V::TOKENS], const uint4* gains,
                                             int in_features, float eps) {
-    const float inverse_rms = inverse_rms_of<V>(squares, row_of_lane(), in_features, eps);
+    const float inverse_rms = inverse_rms_of<V>(squares, V::token(), in_features, eps);
 #pragma unroll
     for (int h = 0; h < V::HALVES; ++h) {
       parts[h] = normalised_vector<T>(parts[h], inverse_rms, gains[h * 4 + lane_of_thread() % 4]);
@@ -96,7 +108,7 @@ struct RouterRows {
   }
 
   __device__ __forceinline__ void store(T* out, int count, int in_features) const {
-    const int row = row_of_lane();
+    const int row = V::token();
 #pragma unroll
     for (int h = 0; h < V::HALVES; ++h) {
       if (row < count && V::lane_k(h) < in_features) {
@@ -182,7 +194,7 @@ struct RouterProduct {
   uint4* weights;  // [UNITS][HALVES][THREADS]: what each lane gives to the tensor cores
   int first;       // of the block's experts
 
-  // One group of copies.
+  // One group of copies; each group of warps starts its share.
   __device__ __forceinline__ void load(const T* router, int num_experts, int in_features) const {
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
@@ -190,8 +202,9 @@ struct RouterProduct {
       const T* const from = router + static_cast<long long>(expert) * in_features;
 #pragma unroll
       for (int h = 0; h < V::HALVES; ++h) {
+        if (h % V::GROUPS != V::group()) continue;
         const bool valid = expert < num_experts && V::lane_k(h) < in_features;
-        copy_async_16(weights + (u * V::HALVES + h) * THREADS + threadIdx.x,
+        copy_async_16(weights + (u * V::HALVES + h) * THREADS + V::thread_of_group(),
                       valid ? from + V::lane_k(h) : router, valid);
       }
     }
@@ -200,7 +213,7 @@ struct RouterProduct {
 
   // What this lane gives of a unit and a half.
   __device__ __forceinline__ const uint4& at(int unit, int half) const {
-    return weights[(unit * V::HALVES + half) * THREADS + threadIdx.x];
+    return weights[(unit * V::HALVES + half) * THREADS + V::thread_of_group()];
   }
   __device__ __forceinline__ void hold(uint4 (&held)[V::UNITS][V::HALVES]) const {
 #pragma unroll
@@ -210,7 +223,7 @@ struct RouterProduct {
     }
   }
 
-  // partial [WARPS][UNITS][WARP_SIZE]: pairs of this warp's sums. `weight(u, h)`: as `at` has it.
+  // partial [GROUPS * WARPS][UNITS][WARP_SIZE]: pairs of this warp's sums. `weight(u, h)`: as `at` has it.
   template <typename Weight>
   static __device__ __forceinline__ void multiply(Weight weight, const RouterRows<V>& rows, float2* partial) {
     float sums[V::UNITS][2][4] = {};  // two chains, which hide an mma's latency
@@ -233,32 +246,34 @@ struct RouterProduct {
 
   // The logits of the block's experts, all warps' sums in order, to `logits` [TOKENS][ALL_EXPERTS].
   __device__ __forceinline__ void add_up(const float2* partial, float* logits) const {
-    if (threadIdx.x >= V::PIECES) return;
-    float2 sum = partial[threadIdx.x];
+    const int piece = V::thread_of_group(), token = V::token();
+    if (piece >= V::PIECES || token >= V::TOKENS) return;
+    const float2* const of_group = partial + V::group() * WARPS * V::PIECES + piece;
+    float2 sum = of_group[0];
 #pragma unroll
     for (int w = 1; w < WARPS; ++w) {
-      const float2 other = partial[w * V::PIECES + threadIdx.x];
+      const float2 other = of_group[w * V::PIECES];
       sum.x += other.x;
       sum.y += other.y;
     }
-    const int token = row_of_lane();
-    const int expert = first + warp_of_thread() * UNIT + lane_of_thread() % 4 * 2;
-    if (token >= V::TOKENS) return;
+    const int expert = first + V::warp_of_group() * UNIT + lane_of_thread() % 4 * 2;
     *reinterpret_cast<float2*>(logits + token * V::ALL_EXPERTS + expert) = sum;
   }
 };
 
 // offsets, pairs and places of the pairs whose experts are `experts` [num_pairs]; `keys`: shared memory of as
-// many words, to the next four. A pair's place is the number of keys below its own, expert and pair.
+// many words, to the next four. A pair's place is the number of keys below its own, expert and pair. For all
+// threads of a block of NUM_THREADS.
+template <int NUM_THREADS>
 __device__ __forceinline__ void order_pairs(const int* experts, unsigned* keys, int num_pairs,
                                             int num_experts, int* offsets, int* pairs, int* places) {
   constexpr int PAIR_BITS = 16;
   const int fours = ceil_div(num_pairs, 4);
-  for (int i = threadIdx.x; i < fours * 4; i += THREADS) {
+  for (int i = threadIdx.x; i < fours * 4; i += NUM_THREADS) {
     keys[i] = i < num_pairs ? static_cast<unsigned>(experts[i]) << PAIR_BITS | i : ~0u;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < num_experts + num_pairs; i += THREADS) {
+  for (int i = threadIdx.x; i < num_experts + num_pairs; i += NUM_THREADS) {
     const int pair = i - num_experts;
     const unsigned key = pair < 0 ? static_cast<unsigned>(i) << PAIR_BITS : keys[pair];
     int below = 0;

@@ -2,6 +2,8 @@
 
 #include "expert_decode.cuh"
 
+constexpr int LEAD = 2;  // stages of weights that are on their way before a block finds its first rows of x
+
 // out[p, n] = sum over k of x[source(p), k] * weight[e * out_features + n, k], + bias[e * out_features + n],
 // e being the expert of row p, and source(p) p or, with `pairs`, pairs[p] / top_k. With an activation, one of
 // EXPERT_*, out[p, i] = activation(y[p, i], y[p, I + i]) of that y [*, 2 I].
@@ -36,13 +38,7 @@ __global__ void __launch_bounds__(THREADS, 2) expert_decode_kernel(EXPERT_DECODE
   const NormPrologue<V> no_norm = {nullptr, nullptr, sums_of_squares, in_features, 0.0f};
   ExpertProducer<V> producer(ring, tiles, place, steps.count, {x, pairs, top_k, x_stride}, weight,
                              in_features, gated);
-  if (settled) {
-    producer.fill_weights();
-    wait_for_earlier_kernels();
-    producer.fill_x(place);
-  } else {
-    producer.fill();
-  }
+  producer.template fill<LEAD>(place, settled != 0);
 
   const ExpertEpilogue<V, BlockTiles<TOKENS, UNITS>> epilogue = {tiles, bias, out, activation};
   DecodeConsumer<V> consumer;

@@ -37,15 +37,17 @@ STEPS = 60
 class DecodeSteps:
     """`rows` sequences of `context` tokens (whatever they hold), one token further with each batch."""
 
-    def __init__(self, runner: ModelRunner, rows: int, context: int, **params: Any) -> None:
+    def __init__(self, runner: ModelRunner, rows: int, context: int, *, apart: bool = False, **params: Any) -> None:
+        """`apart`: each row has tokens of its own, which a mixture gives to experts of their own."""
         self.runner = runner
+        self._apart = apart
         settings = SamplingParams(**{"max_tokens": 1000, "temperature": 0.0, **params})
         per_row = -(-(context + STEPS + 8) // BLOCK_SIZE)
         self._rows = [
             Row(
                 slot,
                 list(range(slot * per_row, (slot + 1) * per_row)),
-                [7] * context,
+                [self._token(slot)] * context,
                 settings,
                 num_computed=context - 1,
             )
@@ -55,8 +57,11 @@ class DecodeSteps:
     def batches(self) -> Iterator[StepBatch]:
         while True:
             yield step_batch(self._rows, BLOCK_SIZE)
-            for row in self._rows:
-                row.output.append(7)
+            for slot, row in enumerate(self._rows):
+                row.output.append(self._token(slot))
+
+    def _token(self, slot: int) -> int:
+        return 7 + 997 * slot % 30_000 if self._apart else 7
 
 
 def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict[str, float]:
@@ -87,9 +92,9 @@ def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch]) -> dict[
     }
 
 
-def profile(runner: ModelRunner, rows: int, context: int) -> list[tuple[str, int, float]]:
+def profile(runner: ModelRunner, rows: int, context: int, *, apart: bool = False) -> list[tuple[str, int, float]]:
     """As `profile_batches`, of a decode step."""
-    prepared = DecodeSteps(runner, rows, context).batches()
+    prepared = DecodeSteps(runner, rows, context, apart=apart).batches()
     return profile_batches(runner, [next(prepared) for _ in range(8)])
 
 
@@ -123,6 +128,7 @@ def main() -> None:
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
+    parser.add_argument("--apart", action="store_true", help="rows of different tokens, and so of different experts")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
     device = CudaDevice()
@@ -141,10 +147,10 @@ def main() -> None:
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
     for rows in options.rows:
         for name, params in (("greedy", {}), ("sampled", {"temperature": 0.8, "top_p": 0.9, "top_k": 50})):
-            found = measure(runner, rows, options.context, **params)
+            found = measure(runner, rows, options.context, apart=options.apart, **params)
             print(name, " ".join(f"{key} {value:.0f}" for key, value in found.items()))
         if options.profile:
-            for kernel, calls, us in profile(runner, rows, options.context)[:24]:
+            for kernel, calls, us in profile(runner, rows, options.context, apart=options.apart)[:24]:
                 print(f"  {us:9.1f} us {calls:5d} x {kernel[:90]}")
 
 

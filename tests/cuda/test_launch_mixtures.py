@@ -47,7 +47,8 @@ def test_small_devices_have_shorter_rings_and_many_rows_other_kernels() -> None:
     ("num_tokens", "num_experts", "in_features", "expected"),
     [
         (1, 128, 2048, router.RouterTile(1, 2, 8)),
-        (16, 128, 2048, router.RouterTile(8, 2, 8)),
+        (9, 128, 2048, router.RouterTile(16, 2, 8)),
+        (16, 32, 2880, router.RouterTile(16, 1, 12)),
         (17, 64, 2048, router.RouterTile(8, 1, 8)),
         (8, 32, 2880, router.RouterTile(8, 1, 12)),
         (1, 129, 2048, None),

@@ -35,7 +35,7 @@ from tests.gpu.test_lora_gpu import rows_of, stack_of
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.gpu.test_training_products_gpu import check_product
-from tests.support.linear_calls import norm_product_silu_mul, product_silu_mul
+from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.reference import assert_close, assert_same_cache
 from tests.support.sampling_cases import N_SIGMA
@@ -92,7 +92,7 @@ def test_adapters_of_rows(ops: CudaOps) -> None:
     assert_close(found[1], found[0], dtype)
 
 
-@pytest.mark.parametrize(("m", "k", "n", "units"), [(1, 264, 200, 6), (5, 1032, 64, 4), (16, 72, 240, 14)])
+@pytest.mark.parametrize(("m", "k", "n", "units"), [(1, 264, 200, 4), (5, 1032, 64, 4), (16, 72, 240, 14)])
 def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) -> None:
     """With the norm before and the activation after them; a unit is eight columns of a block's."""
     arrays = random_array(1, (m, k), bfloat16), random_array(2, (k,), bfloat16), random_array(3, (n, k), bfloat16, 0.1)
@@ -106,6 +106,31 @@ def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) 
     ((spec, template),) = emulated(ops).launched
     assert spec is MATMUL_DECODE
     assert template[MATMUL_DECODE.template.index("UNITS")] == str(units)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("m", "k", "n", "size"),
+    [(1, 1544, 40, "3 3"), (6, 520, 26, "2 3"), (3, 1032, 66, "5 2"), (13, 1032, 66, "5 2"), (11, 2312, 74, "5 3")],
+)
+def test_products_of_as_many_units_as_a_block_has(
+    m: int, k: int, n: int, size: str, normed: bool, ops: CudaOps
+) -> None:
+    """Without a gate; `size`: units and stages."""
+    arrays = random_array(1, (m, k), bfloat16), random_array(2, (k,), bfloat16), random_array(3, (n, k), bfloat16, 0.03)
+    results = []
+    for each in (CpuOps(), ops):
+        x, norm, weight = (from_numpy(array, each.device) for array in arrays)
+        if normed:
+            scratch, out = empty((m, k), bfloat16, each.device), empty((m, n), bfloat16, each.device)
+            results.append(norm_product(each, x, norm, 1e-5, weight, normed=scratch, out=out).numpy())
+        else:
+            results.append(each.matmul(x, weight).numpy())
+    assert_close(results[1], results[0], bfloat16, roundings=2)
+    (launched,) = emulated(ops).launched
+    found = dict(zip(MATMUL_DECODE.template, launched[1], strict=True))
+    if normed or size != "5 2":  # longer rings where no attention follows
+        assert f"{found['UNITS']} {found['STAGES']}" == size
 
 
 @pytest.mark.parametrize("choice", [(LARGE, 1), (NARROW, 1), (WIDE, 2), (FLAT_NARROW, 8)], ids=name)

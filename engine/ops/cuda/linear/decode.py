@@ -105,15 +105,27 @@ MAX_ROWS = 16
 MAX_RESIDENT_FEATURES = 10240  # of the one row that a block keeps in shared memory
 
 TOKENS = (1, 8, 16)
-SIZES = ((1, 6), (4, 2), (4, 3), (6, 2), (6, 3))  # units and stages
+# Units and stages.
+SIZES = {
+    1: ((1, 6), (3, 3), (4, 2), (4, 3), (6, 2), (6, 3)),
+    8: ((1, 6), (2, 3), (4, 2), (4, 3), (5, 2), (5, 3), (6, 2), (6, 3)),
+    16: ((1, 6), (2, 3), (4, 2), (4, 3), (5, 2), (5, 3), (6, 2), (6, 3)),
+}
 LOGITS_SIZES = ((4, 2), (6, 3))
 WIDE_SIZE = (14, 2, 1)  # units, stages and halves for several rows: they come past all weights fewer times
 DEEP_UNITS = 3  # at most, of a block, where most of its weights are under way before a late x is there
 DEEP_STAGES = {1: 5, 8: 4, 16: 4}  # by tokens; up to 8 leave room beside them for a block of decode attention
 DEEP_TILES = {tokens: DecodeTile(tokens, DEEP_UNITS, stages) for tokens, stages in DEEP_STAGES.items()}
 WIDE_TILES = tuple(DecodeTile(tokens, *WIDE_SIZE) for tokens in TOKENS if tokens > 1)
-TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES), *WIDE_TILES)
+TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES[tokens]), *WIDE_TILES)
 LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES), *WIDE_TILES)
+# The shared memory that the product in front or behind takes. One row's product that leaves as much starts while the
+# one in front still runs, and its weights come while that one's end and its own begin wait for L2.
+NEIGHBOUR_BYTES = 112 << 10
+NARROWER = (4, 3)  # units and stages of such a product
+# Of an attention's products with several rows one leaves room for attention, whose keys are read meanwhile, where its
+# ring goes round no more often than that.
+ROUNDS_BEFORE_ATTENTION = 2
 
 
 class Limits(NamedTuple):
@@ -140,9 +152,10 @@ def choose_decode_tile(
     Several rows are normalised in a dtype with the range of a float alone, since what enters the product has
     not been divided by the root of its mean square yet.
     As many units as a block has to do, if they can be taken at once: each time that several rows of x come past, they
-    are read from the L2, which is as much as the weights after a few times. And where the ring goes round a
-    third stage. The few bytes of a short ring leave room for the next kernel's. Where x is `late` and the weight small,
-    a deep ring takes more of it while ranks meet: memory would wait with them.
+    are read from the L2, which is as much as the weights after a few times. One row stays, so that four units at a time
+    are as good as six, if a neighbour then has room. And where the ring goes round a third stage. The few bytes of a
+    short ring leave room for the next kernel's. Where x is `late` and the weight small, a deep ring takes more of it
+    while ranks meet: memory would wait with them.
     """
     one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
     if num_rows > MAX_ROWS or (normed and not one and not float_range):
@@ -156,13 +169,22 @@ def choose_decode_tile(
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
-        if tile.tokens == tokens and tile.units > gated and tile.fits(in_features, limits.shared_bytes, normed=normed)
+        if tile.tokens == tokens
+        and tile.units % (1 + gated) == 0
+        and tile.fits(in_features, limits.shared_bytes, normed=normed)
     ]
     if not fitting:
         return None
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    if one and needed > units and not logits:
+        room = limits.shared_bytes - NEIGHBOUR_BYTES
+        if DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room:
+            units = NARROWER[0]
     short, *deep = [tile for tile in fitting if tile.units == units]
-    return deep[-1] if deep and short.steps(in_features) * ceil_div(needed, units) > short.stages else short
+    steps = short.steps(in_features) * ceil_div(needed, units)
+    before_attention = normed and not one and not gated and not logits
+    rounds = ROUNDS_BEFORE_ATTENTION if before_attention else 1
+    return deep[-1] if deep and steps > rounds * short.stages else short
 
 
 def takes_sum(choice: Choice | None, operands: LinearOperands) -> bool:

@@ -66,7 +66,7 @@ declare_header(
 )
 
 MOST_TOKENS = 128  # beyond, products for many rows are faster
-STATIC_BYTES = 18 * 1024  # of a block's shared memory, at most
+STATIC_BYTES = 21 * 1024  # of a block's shared memory, at most
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,24 @@ class RouterTile:
         return self.halves * HALF_K * WARPS
 
     @property
+    def groups(self) -> int:
+        """Of up to 8 tokens."""
+        return ceil_div(self.tokens, 8)
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
         weights = self.units * self.halves * THREADS * SEGMENT_BYTES
-        return weights + self.most_features * HALF_BYTES + WARPS * self.units * WARP_SIZE * 8
+        sums = self.groups * WARPS * self.units * WARP_SIZE * 8
+        return weights + self.most_features * HALF_BYTES + sums
 
 
-TOKENS = (1, 8)
+TOKENS = (1, 8, 16)
 TILES = tuple(RouterTile(tokens, units, halves) for tokens in TOKENS for units in (1, 2) for halves in (8, 12))
 
 
 def tiles_of(num_experts: int, in_features: int) -> list[RouterTile]:
-    """The variants for routers of these weights: one for a token and one for 8, or none."""
+    """The variants for routers of these weights, one for each of TOKENS, or none."""
     able = [tile for tile in TILES if num_experts <= tile.most_experts and in_features <= tile.most_features]
     return [next(tile for tile in able if tile.tokens == tokens) for tokens in TOKENS] if able else []
 
@@ -121,7 +127,8 @@ def choose_tile(num_tokens: int, num_experts: int, in_features: int, shared_limi
     """None where none fits. One cluster orders the pairs too."""
     if num_tokens > MOST_TOKENS:
         return None
-    tokens = 1 if num_tokens == 1 else 8
+    # Of more than 16 tokens the order takes a kernel of its own in any case: more clusters are as good.
+    tokens = 1 if num_tokens == 1 else 16 if 8 < num_tokens <= 16 else 8
     tiles = tiles_of(num_experts, in_features)
     return next((t for t in tiles if t.tokens == tokens and t.shared_bytes + STATIC_BYTES <= shared_limit), None)
 
@@ -171,7 +178,7 @@ def launch_router(
         jitter=routing.jitter,
     )
     clusters = ceil_div(num_tokens, tile.tokens)
-    config = LaunchConfig((clusters * BLOCKS, 1, 1), (THREADS, 1, 1), tile.shared_bytes)
+    config = LaunchConfig((clusters * BLOCKS, 1, 1), (tile.groups * THREADS, 1, 1), tile.shared_bytes)
     device.launch(ROUTE_ROWS, tile.template(cuda_type(x.dtype)), config, params)
     if clusters > 1:
         launch_order(device, out)
