@@ -20,7 +20,7 @@ from typing import Any, cast
 import uvloop
 
 from tests.attack import disconnects, fuzz, overload, raw_http
-from tests.attack.canaries import Canaries
+from tests.attack.canaries import READY, Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import Findings, Part
 from tests.attack.target import Target
@@ -35,7 +35,7 @@ SPREAD: dict[str, Callable[[Attack], Awaitable[None]]] = {
     "disconnects": disconnects.run,
     "overload": overload.run,
 }
-MAX_LINE = 2**24
+MAX_LINE = 2**24  # bytes
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ async def _ask(process: asyncio.subprocess.Process, job: Job) -> Part | None:
 
 @contextlib.asynccontextmanager
 async def started(count: int) -> AsyncIterator[Attackers]:
+    """So many, which are ready. Raises RuntimeError where one does not start."""
     pipe = asyncio.subprocess.PIPE
     processes = [
         await asyncio.create_subprocess_exec(
@@ -115,6 +116,10 @@ async def started(count: int) -> AsyncIterator[Attackers]:
         for _ in range(count)
     ]
     try:
+        for process in processes:
+            assert process.stdout is not None
+            if await process.stdout.readline() != READY:
+                raise RuntimeError("a process of the attack did not start")
         yield Attackers(processes)
     finally:
         for process in processes:
@@ -158,9 +163,10 @@ async def carry_out(job: Job) -> Part:
 
 
 def main() -> None:
+    print(READY.decode(), end="", flush=True)
     for line in sys.stdin:
         part = uvloop.run(carry_out(Job(**json.loads(line))))
-        print(json.dumps(asdict(part)), flush=True)
+        print(json.dumps(vars(part)), flush=True)  # asdict makes pairs of a Counter before Python 3.12
 
 
 if __name__ == "__main__":
