@@ -351,6 +351,7 @@ class Generation:
             task.cancel()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.clear()  # cancelled ones have their frames, which have this object's streams
         for choice, stream in zip(self.choices, self.streams, strict=True):
             if choice.finish_reason is None:
                 await stream.abort()

@@ -123,6 +123,8 @@ class RequestIdMiddleware:
             self._counts.count_response(_endpoint(scope), CLIENT_CLOSED_REQUEST if status is None else status)
             self._count_use(trace)
             log_request(scope, client_id[0][1].decode() if client_id else None, status)
+            if trace.error is not None:
+                _drop_frames(trace.error)
 
     def _count_use(self, trace: RequestTrace) -> None:
         if trace.model is None:
@@ -130,6 +132,11 @@ class RequestIdMiddleware:
         cost = trace.generation.account(trace.arrival) if trace.generation is not None else {}
         prompt = cost.get("prompt_tokens", trace.num_prompt_tokens)
         self._counts.count_use(trace.model, prompt or 0, cost.get("output_tokens", 0))
+
+
+def _drop_frames(error: RequestError) -> None:
+    """Its frames have the scope, which has the trace, which has the error: garbage that only a collection finds."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
 def log_request(scope: MutableMapping[str, Any], client_id: str | None, status: int | None) -> None:

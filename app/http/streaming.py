@@ -193,6 +193,7 @@ class _PatientSend:
             timer.cancel()
         if self._sign is not None:
             self._sign.cancel()
+        self._task = None  # a cancelled task has its frames, which have this object: a cycle for each disconnect
 
     def _check_stall(self) -> None:
         waiting_since = self._waiting_since

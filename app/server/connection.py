@@ -168,6 +168,9 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit.leave(self)
         self._forget_head()
+        for cycle in (self.cycle, self._answering, *(queued for queued, _ in self.pipeline)):
+            if cycle is not None and isinstance(cycle.transport, HeldHead):
+                cycle.transport = self.transport  # each has the other, for a collection of garbage to find
         super().connection_lost(exc)
 
     def drop(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 import ssl
@@ -30,6 +29,7 @@ from tessera.app.settings import AppSettings
 from tessera.app.sockets.listener import BACKLOG
 from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
+from tessera.engine.contract.garbage import OldGarbage
 from tessera.engine.contract.heap import HeapTrimmer, bound_heap
 
 logger = logging.getLogger("tessera.serve")
@@ -39,13 +39,11 @@ DRAIN_POLL = 0.1  # seconds
 LAST_WORDS = 1.0  # seconds for errors after the drain
 
 
-def freeze_what_is_loaded() -> None:
+def freeze_what_is_loaded(garbage: OldGarbage) -> None:
     """To be called before serving: what was loaded stays, so that later garbage collections, which hold up every
     stream, need not look at it. What comes later goes back to the system.
     """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    garbage.take_over()
     bound_heap()
     HeapTrimmer().start()
 
@@ -196,6 +194,7 @@ class HttpServer(BoundedServer):
         self._http_counts: HttpCounts = app.state.http_counts
         self._key_ring: KeyRing | None = app.state.key_ring
         self._log_stalls = settings.log_stalls
+        self.garbage = OldGarbage()
         super().__init__(
             app,
             settings,
@@ -209,6 +208,10 @@ class HttpServer(BoundedServer):
         await super().startup(sockets)
         self._lag = LoopLag(self._http_counts.observe_lag, self._log_stalls)
         self._lag.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        self.garbage.look(is_idle=not self.server_state.tasks)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)

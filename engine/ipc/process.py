@@ -31,6 +31,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
+from tessera.engine.contract.garbage import OldGarbage
 from tessera.engine.contract.heap import HeapTrimmer
 from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
@@ -97,6 +98,7 @@ class EngineProcess:
         self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
+        self.garbage = OldGarbage()
         self._decoder = client_decoder()
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
@@ -130,6 +132,7 @@ class EngineProcess:
         while True:
             self._has_work = engine.has_work
             self._refresh_stats(core)
+            self.garbage.look(is_idle=not self._has_work)
             if not self._has_work:
                 if self._draining:
                     return
@@ -373,9 +376,7 @@ def serve(load: Loader) -> int:
     process = EngineProcess(run_dir, owner_dir, report)
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
-        gc.collect()
-        gc.freeze()  # later collections skip all that was loaded
-        gc.enable()
+        process.garbage.take_over()  # later collections skip all that was loaded
         HeapTrimmer().start()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:

@@ -15,6 +15,7 @@ from tessera.app.generate.sampling import SamplingDefaults, load_sampling_defaul
 from tessera.app.server.http_server import freeze_what_is_loaded
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
+from tessera.engine.contract.garbage import OldGarbage
 from tessera.engine.contract.messages import RequestOutput
 from tests.engine.gguf.writer import write_gguf
 from tests.support.fake_client import FakeClient, always, play
@@ -239,11 +240,12 @@ def test_tokenize_and_detokenize(settings: AppSettings) -> None:
 
 
 def test_garbage_is_collected_again_once_a_server_serves() -> None:
-    frozen = gc.get_freeze_count()
+    frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
     gc.disable()  # as the start of a server does
     try:
-        freeze_what_is_loaded()
+        freeze_what_is_loaded(OldGarbage())
         assert gc.isenabled()
         assert gc.get_freeze_count() > frozen
     finally:
+        gc.set_threshold(*threshold)
         gc.enable()

@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--model", help="a folder, or builtin for the demonstration model")
     parser.add_argument("--api-workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=1, help="processes that attack; a core each")
     parser.add_argument("--stall-limit", type=float, default=STALL_LIMIT, help="seconds")
     parser.add_argument("--json", type=Path, help="a file for what was found")
     parser.add_argument("--server-log", type=Path, help="a file for a copy of the server's log")
@@ -68,7 +69,8 @@ def small_disk() -> Iterator[Path | None]:
 def main() -> int:
     given = arguments()
     console = Console(width=150)
-    plan = Plan(given.parts.split(","), given.requests, given.seconds, given.seed, niceness=NICENESS)
+    parts = given.parts.split(",")
+    plan = Plan(parts, given.requests, given.seconds, given.seed, niceness=NICENESS, num_processes=given.workers)
     with tempfile.TemporaryDirectory(prefix="attack") as name, small_disk() as disk:
         folder = Path(name)
         if given.model == "builtin":

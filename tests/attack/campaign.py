@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tests.attack import amplification, disconnects, faults, fuzz, overload, raw_http
+from tests.attack.attackers import SPREAD, started
 from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import Findings
@@ -45,11 +46,19 @@ class Plan:
     seed: int
     num_warm_up: int = 300
     niceness: int = 0  # of the attack's process beside the server's, whose cores clients elsewhere would not take
+    num_processes: int = 1  # that attack; canaries have one of their own
     quiet_seconds: float = 60.0  # most that the server may take to become quiet
 
 
 async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None] = lambda line: None) -> Findings:
     """Attack a running server. Raises NoAnswerError where it does not serve before the attack."""
+    async with contextlib.AsyncExitStack() as attackers:
+        return await _run(target, model, plan, tell, attackers)
+
+
+async def _run(
+    target: Target, model: str, plan: Plan, tell: Callable[[str], None], attackers: contextlib.AsyncExitStack
+) -> Findings:
     findings = Findings()
     canaries = Canaries(target.wire, model, target.admin_port)
     canaries.on_late = lambda line: tell(f"{datetime.now(UTC):%H:%M:%S} {line}")
@@ -74,6 +83,7 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
     await canaries.start()
     os.nice(plan.niceness)
     flock = asyncio.create_task(canaries.watch())
+    together = await attackers.enter_async_context(started(plan.num_processes)) if plan.num_processes > 1 else None
     numbers = requests_by_part(plan)
     end = time.monotonic() + plan.seconds
     for place, name in enumerate(plan.parts):
@@ -83,7 +93,8 @@ async def run(target: Target, model: str, plan: Plan, tell: Callable[[str], None
         engines = set(target.children(ENGINE))
         begin = time.monotonic()
         try:
-            await asyncio.wait_for(PARTS[name](one), plan.seconds + LATEST)
+            work = together.run(one, name, plan.seed) if together is not None and name in SPREAD else PARTS[name](one)
+            await asyncio.wait_for(work, plan.seconds + LATEST)
         except asyncio.TimeoutError:
             one.part.unexpected["the part has no end"] += 1
         except Exception as error:  # what has been found is shown all the same

@@ -17,6 +17,7 @@ from tests.attack.target import ATTACKER, Target
 from tests.attack.wire import Answer, Connection, NoAnswerError, request_bytes
 
 NUM_CONNECTIONS = 16
+LEAST_CONNECTIONS = 6  # of each process, where several attack together: most of the time one waits for an answer
 
 
 @dataclass
@@ -34,11 +35,16 @@ class Attack:
     part: Part = field(default_factory=Part)
     own_kills: int = 0  # engines that the attack has killed itself
     rate: float = math.inf  # requests per second at most, where a part sends them one at a time
+    num_processes: int = 1  # that do this part together
     _next: float = 0.0  # time.monotonic() of the next request
 
     @property
     def is_over(self) -> bool:
         return self.part.requests >= self.num_requests or time.monotonic() >= self.end
+
+    def own_share(self, number: int, least: int = 1) -> int:
+        """Of so many clients, those of this process."""
+        return number if self.num_processes == 1 else max(-(-number // self.num_processes), least)
 
     async def is_due(self) -> bool:
         """Wait until `rate` allows one more request; False if the part is over."""
@@ -87,7 +93,7 @@ class Attack:
                     while connection is not None and connection.is_open and await self.is_due():
                         await send(connection)
 
-        await asyncio.gather(*(one() for _ in range(NUM_CONNECTIONS)))
+        await asyncio.gather(*(one() for _ in range(self.own_share(num_connections, LEAST_CONNECTIONS))))
 
     @contextlib.asynccontextmanager
     async def _kept(self) -> AsyncIterator[Connection | None]:

@@ -13,6 +13,7 @@ from tests.attack.wire import GONE, Connection, request_bytes
 
 STAGES = ("connected", "in the head", "in the body", "sent", "in the queue", "head read", "some events", "half closed")
 NUM_CLIENTS = 24
+LEAST_CLIENTS = 6  # of each process, where several attack together
 PATIENCE = 5.0  # seconds for what is waited for
 
 
@@ -29,7 +30,7 @@ async def run(attack: Attack) -> None:
             connection.reset() if attack.rng.random() < 0.5 else connection.close()
             attack.note("disconnect", None)
 
-    await asyncio.gather(*(one() for _ in range(NUM_CLIENTS)))
+    await asyncio.gather(*(one() for _ in range(attack.own_share(NUM_CLIENTS, LEAST_CLIENTS))))
 
 
 async def _leave(attack: Attack, connection: Connection, stage: str) -> None:

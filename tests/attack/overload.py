@@ -27,4 +27,4 @@ async def run(attack: Attack) -> None:
             if answer is None or answer.status != 200:
                 await asyncio.sleep(0.05)
 
-    await asyncio.gather(*(one() for _ in range(FACTOR * SEQUENCES)))
+    await asyncio.gather(*(one() for _ in range(attack.own_share(FACTOR * SEQUENCES))))

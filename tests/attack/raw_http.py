@@ -19,6 +19,8 @@ PATH = "/v1/models"  # needs a key
 SECRET = f"Authorization: Bearer {ATTACKER}"
 UNKNOWN_KEY = b"sk-unknown"
 READ_TIMEOUT = 2.0  # seconds; many forms wait for more
+NUM_CLIENTS = 24
+LEAST_CLIENTS = 8  # of each process, where several attack together: many forms wait for READ_TIMEOUT
 NUM_SLOW = 60  # connections
 SLOW_SECONDS = 6.0
 MAX_ANSWER = 2**16
@@ -173,7 +175,7 @@ async def _slow_senders(attack: Attack) -> None:
 
     body = request_bytes("POST", "/v1/completions", b"{" * 30, ATTACKER)
     head_only = head(f"GET {PATH} HTTP/1.1", "Host: x")
-    await asyncio.gather(*(one(body[-30:] if i % 2 else head_only) for i in range(NUM_SLOW)))
+    await asyncio.gather(*(one(body[-30:] if i % 2 else head_only) for i in range(attack.own_share(NUM_SLOW))))
 
 
 async def _slow_readers(attack: Attack) -> None:
@@ -191,7 +193,7 @@ async def _slow_readers(attack: Attack) -> None:
         connection.reset()
         attack.note("slow reader", None)
 
-    await asyncio.gather(*(one() for _ in range(NUM_SLOW // 4)))
+    await asyncio.gather(*(one() for _ in range(attack.own_share(NUM_SLOW // 4))))
 
 
 async def run(attack: Attack) -> None:
@@ -205,4 +207,4 @@ async def run(attack: Attack) -> None:
             form = rng.choice(FORMS)
             await _send_form(attack, mutated(rng, form) if rng.random() < 0.6 else form)
 
-    await asyncio.gather(*(one() for _ in range(24)))
+    await asyncio.gather(*(one() for _ in range(attack.own_share(NUM_CLIENTS, LEAST_CLIENTS))))

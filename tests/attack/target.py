@@ -19,7 +19,7 @@ from tests.attack.findings import Usage
 from tests.attack.wire import Wire
 from tests.support.paths import ROOT
 
-START_TIMEOUT = 120.0  # seconds
+START_TIMEOUT = 300.0  # seconds; a GPU's kernels may have to be compiled
 NUM_DESCRIPTORS = 1024  # few enough that an attack can take them all
 ATTACKER, CANARY = "sk-attacker", "sk-canary"
 ENGINE = "tessera.engine.ipc.process"

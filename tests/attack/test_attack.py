@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.attack.attackers import add, read_part
 from tests.attack.broken_server import FAULTS
 from tests.attack.campaign import PARTS, Plan, requests_by_part, run
-from tests.attack.findings import Findings, promises
+from tests.attack.findings import Findings, Part, promises
 from tests.attack.fuzz import Fuzzer
 from tests.attack.report import show
 from tests.attack.soak import Sample, verdict, write
@@ -94,6 +97,20 @@ def test_the_harness_notices(faults: tuple[str, ...], tmp_path: Path) -> None:
     if "server exit" not in faults:
         assert found - expected <= BY_THE_CLOCK
     assert show(findings, STALL_LIMIT, Console(quiet=True)) == (not found)
+
+
+def test_several_processes_attack_together(tmp_path: Path) -> None:
+    """Each part's requests are spread over them, and what each has found counts."""
+    plan = Plan(["fuzz"], 201, 60.0, SEED, num_warm_up=4, quiet_seconds=1.0, num_processes=2)
+    findings = attack([sys.executable, "-m", "tests.attack.broken_server", "status"], "m", plan, tmp_path)
+    assert findings.requests >= 201
+    assert sum(findings.parts["fuzz"].faulty.values()) > 50
+    assert not findings.parts["fuzz"].unexpected
+    found = Part(3, 1.0, Counter({200: 2}), faulty=Counter({"500 x": 1}), canaries=1)
+    again = read_part(json.dumps(vars(found)).encode())
+    assert again == found
+    add(again, found)
+    assert again == Part(6, 1.0, Counter({200: 4}), faulty=Counter({"500 x": 2}), canaries=2)
 
 
 def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
