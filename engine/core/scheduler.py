@@ -229,7 +229,7 @@ class Scheduler:
         """
         budget = self.max_num_batched_tokens
         prompt_budget = budget
-        if self.waiting or is_shared or any(sequence.num_tokens_to_schedule > 1 for sequence in self.running):
+        if self.waiting or reserves or any(sequence.num_tokens_to_schedule > 1 for sequence in self.running):
             prompt_budget = self._prompt_token_budget()
         block_size = self.block_manager.block_size
         running = self.running
