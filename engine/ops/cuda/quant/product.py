@@ -249,7 +249,7 @@ def _launch_row(
     leads: bool,
 ) -> None:
     """A single row times the features of a part, which begin at `start`; flags as of `RowOperands`."""
-    x, weight, out, norm, eps = operands
+    x, weight, out, norm, eps, _ = operands
     bias = None if weight.bias is None else weight.bias[start : start + part.shape[0]]
     row = sm90_row.RowOperands(x, norm, part, bias, out.pointer + start * out.dtype.itemsize, eps, beside, leads)
     sm90_row.launch(device, row, cuda_type(x.dtype), cuda_type(out.dtype), gated=gated, accumulates=accumulates)
