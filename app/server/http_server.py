@@ -29,8 +29,7 @@ from tessera.app.settings import AppSettings
 from tessera.app.sockets.listener import BACKLOG
 from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
-from tessera.engine.contract.garbage import OldGarbage
-from tessera.engine.contract.heap import HeapTrimmer, bound_heap
+from tessera.engine.contract.heap import HeapTrimmer, OldGarbage, bound_heap
 
 logger = logging.getLogger("tessera.serve")
 

@@ -31,8 +31,7 @@ from tessera.engine.contract.errors import (
     InvalidRequestError,
     RequestError,
 )
-from tessera.engine.contract.garbage import OldGarbage
-from tessera.engine.contract.heap import HeapTrimmer
+from tessera.engine.contract.heap import HeapTrimmer, OldGarbage
 from tessera.engine.contract.logs import configure_logging, request_fields
 from tessera.engine.contract.messages import (
     AbortRequests,

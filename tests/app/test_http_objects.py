@@ -15,7 +15,7 @@ from tessera.app.generate.sampling import SamplingDefaults, load_sampling_defaul
 from tessera.app.server.http_server import freeze_what_is_loaded
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
-from tessera.engine.contract.garbage import OldGarbage
+from tessera.engine.contract.heap import OldGarbage
 from tessera.engine.contract.messages import RequestOutput
 from tests.engine.gguf.writer import write_gguf
 from tests.support.fake_client import FakeClient, always, play

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tessera.engine.contract.garbage import NEVER, YOUNG_BETWEEN, OldGarbage
+from tessera.engine.contract.heap import NEVER, YOUNG_BETWEEN, OldGarbage
 
 
 class Cycle:
