@@ -178,22 +178,25 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 //        partial_sums [blocks, 64 * CONSUMERS, 2] float
 //        arrivals [blocks * CONSUMERS] unsigned, 0 before and after
 // Only q, the caches and what has been widened of them may be written by a kernel of the same graph that may
-// not have ended. Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads;
-// block_size a multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so
-// that they share its keys. Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS
-// rows until none is left, of `heads_at_once` key/value heads, then of the next; later tiles first, since
-// they see more keys. Where there are so few tiles that each may have several blocks, its keys are split
-// (prefill_units.cuh). Block: 128 * (CONSUMERS + 1) threads. Shared memory: 4 * (64 * CONSUMERS + 128 *
-// STAGES) * HEAD_DIM + 1024 bytes, of e4m3 256 * HEAD_DIM more. Unit of work: a warp group holds 64 rows of a
-// tile; of one more group a warp chooses tiles, one copies keys and one values, or of e4m3 the three others
-// copy and widen both. The groups take turns to multiply, so that one multiplies while another one computes
-// weights; and a group multiplies the weights of a tile of keys while it computes those of the next. Tiles of
-// keys are taken from the last to the first and begin at multiples of TILE_KEYS, so while keys are not split
-// a query's result depends on its own row alone, and not on how its prompt was cut into chunks. Splits change
-// its last bits, as sums are added up in another order: with a row's length, what else is in the step and the
-// number of blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES *
-// TILE_KEYS keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window,
-// which depend on the queries beside it, change nothing.
+// not have ended.
+// Layout: row-major, q, out and partials 16-byte aligned; num_heads = group * num_kv_heads; block_size a
+// multiple of 8. The group's heads of consecutive tokens are the consecutive rows of a tile, so that they
+// share its keys.
+// Grid: at most as many blocks as run at a time; they take tiles of 64 * CONSUMERS rows until none is left,
+// of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more keys. Where
+// there are so few tiles that each may have several blocks, its keys are split (prefill_units.cuh).
+// Block: 128 * (CONSUMERS + 1) threads. Shared memory: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024
+// bytes, of e4m3 256 * HEAD_DIM more.
+// Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys
+// and one values, or of e4m3 the three others copy and widen both. The groups take turns to multiply, so that
+// one multiplies while another one computes weights; and a group multiplies the weights of a tile of keys
+// while it computes those of the next. Tiles of keys are taken from the last to the first and begin at
+// multiples of TILE_KEYS, so while keys are not split a query's result depends on its own row alone, and not
+// on how its prompt was cut into chunks. Splits change its last bits, as sums are added up in another order:
+// with a row's length, what else is in the step and the number of blocks, but not from one run to the next.
+// Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS keys are never split. IN_ORDER: no keys are
+// split, and tiles of keys outside of a query's window, which depend on the queries beside it, change
+// nothing.
 template <typename T, typename Cached, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS,
           bool CAPPED>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)

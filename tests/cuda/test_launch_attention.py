@@ -295,7 +295,8 @@ def test_a_late_row_finds_most_of_a_small_weight_in_shared_memory(num_rows: int)
     for features, gated in ((4096, False), (7168, True), (1024, False)):
         assert tile(features, late=True, gated=gated) == tile(features, late=False, gated=gated)
     if num_rows == 1:
-        assert tile(3072, late=True, shared_bytes=SMALLEST_SHARED_BYTES).units == 4
+        small = tile(3072, late=True, shared_bytes=SMALLEST_SHARED_BYTES)
+        assert small == tile(3072, late=False, shared_bytes=SMALLEST_SHARED_BYTES)
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:

@@ -27,10 +27,10 @@ def test_prefill_on_sm90_has_no_more_blocks_than_run(shape: sm90_prefill.Sm90Sha
 
 def splits_of_tile(newest: int, first_position: int, context_len: int, window: int) -> int:
     """The most that `PrefillUnits::find` makes of a tile whose queries are at these positions."""
-    if min(context_len, window) < 2 * sm90_prefill.MIN_SPLIT_TILES * sm90_prefill.TILE_KEYS:
+    if min(context_len, window) < 2 * sm90_prefill.MIN_SPLIT_TILES * widen.TILE_KEYS:
         return 1
-    key_begin = max(first_position - window + 1, 0) // sm90_prefill.TILE_KEYS * sm90_prefill.TILE_KEYS
-    key_tiles = -(-(newest + 1 - key_begin) // sm90_prefill.TILE_KEYS)
+    key_begin = max(first_position - window + 1, 0) // widen.TILE_KEYS * widen.TILE_KEYS
+    key_tiles = -(-(newest + 1 - key_begin) // widen.TILE_KEYS)
     return max(min(key_tiles // sm90_prefill.MIN_SPLIT_TILES, sm90_prefill.MAX_SPLITS), 1)
 
 

@@ -308,8 +308,9 @@ def test_fragments_are_the_elements(name: str, cuda_ops: CudaOps, monkeypatch: p
     """Rows of an identity give each element bit for bit, whichever power of two it was made with."""
     if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
         pytest.skip("it is for sm_90a")
-    monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: sm90_fragments.FragmentsPlan(tile))
-    tile, columns, rows = sm90_fragments.FragmentsTile(2, 64), 512, 64
+    columns, rows = 512, 64
+    plan = sm90_fragments.FragmentsPlan(sm90_fragments.FragmentsTile(2, 64))
+    monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: plan)
     weight, _ = mixed_weight(cuda_ops.device, bfloat16, [KERNEL_FORMATS[name].name], [rows], columns)
     numbers = dequantized(cuda_ops, weight, bfloat16)
     identity = np.eye(columns, dtype=np.float32)[::7].astype(bfloat16)
