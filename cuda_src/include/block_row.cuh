@@ -31,13 +31,6 @@ using RowGroupOf = RowGroup<F::GROUPS>;
 template <typename F>
 constexpr bool IN_PAIRS = F::HIGH == 2;
 
-// Whether a byte of codes has two integers: the upper one is multiplied where it is, sixteen times too large.
-template <typename F>
-constexpr bool IN_NIBBLES = F::LOW == 4 && F::HIGH == 0 && !F::Table::LOOKS_UP;
-
-constexpr int ROUNDS_A_STEP = LANE_ELEMENTS / SEGMENT;
-constexpr int ROW_ZEROS = STEP * 2 / sizeof(uint4);  // what a lane without a column reads, of 16 bytes
-
 // Where the four elements that lane `v % 32` brings into fixed point first lie, and the other four: its
 // vector v of the row; in pairs, one half of it and of its neighbour, that of the even round first.
 template <typename F>
@@ -46,25 +39,6 @@ __device__ __forceinline__ int2 halves_of_vector(int v) {
   const int even = v / 4 % 2;  // the vector of a lane's even round, of the two
   const int half = v / 2 * 4 + v % 2;
   return make_int2(half + even * 2, half + 2 - even * 2);
-}
-
-// Rounds whose bytes a lane loads at once.
-template <typename F>
-constexpr int ROUNDS_AT_ONCE = IN_PAIRS<F> || IN_NIBBLES<F> ? 2 : 1;
-
-// Of a step's bytes, as words, those of lane t's vector e begin at `high` and at `low`, and the second four
-// are `apart` from the first. What is loaded at once the four lanes have one behind the other: lanes that
-// read together read neighbours, and rounds differ by a number that the compiler knows.
-struct VectorPlace {
-  int high, low, apart;
-};
-template <typename F>
-__device__ __forceinline__ VectorPlace place_of_vector(int t, int e) {
-  constexpr int WORDS = 2 * ROUNDS_AT_ONCE<F>;  // of a lane at once, high or low
-  const int round = e ^ t, first = (round / ROUNDS_AT_ONCE<F> * 4 + t) * 2 * WORDS;
-  if constexpr (IN_NIBBLES<F>) return {first + round % 2, first + round % 2 + WORDS, 2};
-  if constexpr (IN_PAIRS<F>) return {first + e % 2 * 2, first + e % 2 * 2 + WORDS, 1};
-  return {first, first + WORDS, 1};
 }
 
 // Brings eight elements into fixed point: to y the high bytes of elements 0, 4, 1, 5 and 2, 6, 3, 7 of those
@@ -103,16 +77,12 @@ __device__ __forceinline__ void fix_vector(const uint4& raw, int v, bool valid, 
     high[i] = __byte_perm(begin, end, 0x7632);
   }
   if (!valid) return;
-  unsigned* const to = reinterpret_cast<unsigned*>(y + v / 16 * 16);
-  const VectorPlace place = place_of_vector<F>(v % 16 / 4, v % 4);
-  to[place.high] = high[0];
-  to[place.high + place.apart] = high[1];
-  to[place.low] = low[0];
-  to[place.low + place.apart] = low[1];
+  uint2* const to = reinterpret_cast<uint2*>(IN_PAIRS<F> ? y + v / 2 * 2 : y + v) + (IN_PAIRS<F> ? v % 2 : 0);
+  to[0] = make_uint2(high[0], high[1]);
+  to[IN_PAIRS<F> ? 2 : 1] = make_uint2(low[0], low[1]);
   RowGroupOf<F>& group = groups[v / 4];
   if (v % 4 == 0) {
-    constexpr float UNIT_OF_SUMS = 1.0f / (MOST_FIXED * (IN_NIBBLES<F> ? 16 : 1));
-    group.scale = most_bits < INFINITE_BITS ? most * UNIT_OF_SUMS : __uint_as_float(NAN_BITS);
+    group.scale = most_bits < INFINITE_BITS ? most * (1.0f / MOST_FIXED) : __uint_as_float(NAN_BITS);
     group.sums[0] = sum;
   }
   if (F::GROUPS == 2 && v % 4 == 2) group.sums[F::GROUPS - 1] = sum;
@@ -137,86 +107,77 @@ __device__ __forceinline__ void fix_row(uint4* y, RowGroupOf<F>* groups, int vec
   }
 }
 
-// Sums of a lane's integers of two rows times the row's bytes; in nibbles of the lower integers and of the
-// upper ones, else of each group.
-template <typename F>
-struct RowProducts {
-  int sums[IN_NIBBLES<F> ? 2 : F::GROUPS][4] = {};
-
-  // Of row `i`, and sixteen times as much in nibbles; `s`: of the lane's first group or the other one.
-  __device__ __forceinline__ float total(int i, int s) const {
-    if constexpr (IN_NIBBLES<F>) {
-      const int high = sums[0][i * 2] * 16 + sums[1][i * 2];
-      const int low = sums[0][i * 2 + 1] * 16 + sums[1][i * 2 + 1];
-      return high * 256 + low;
-    }
-    return sums[s][i * 2] * 256 + sums[s][i * 2 + 1];
-  }
-};
-
 // The row's bytes as a lane gives them to the tensor cores. Of an mma's eight columns, 2t and 2t+1 are the
 // high and low bytes of lane t's elements, and zero where k is another lane's: so the sums of a step's four
 // groups stay apart, and lane t finds those of its own.
 template <typename F>
 class RowBytes {
- public:
-  static constexpr int LOADS = ROUNDS_A_STEP / ROUNDS_AT_ONCE<F>;
-  using Words = Vec<unsigned, 2 * ROUNDS_AT_ONCE<F>>;
+  static constexpr int ROUNDS = LANE_ELEMENTS / SEGMENT;
 
-  // `y`: as `fix_vector` leaves it; `zeros`: ROW_ZEROS, for lanes without a column. Both at multiples of 128
-  // bytes.
+ public:
+  // `y`: this warp's, as `fix_vector` leaves it; `zeros`: 64 bytes, for lanes without a column. Both, and
+  // `shared`, at multiples of 64 bytes.
   __device__ __forceinline__ RowBytes(const unsigned char* shared, const uint4* y, const uint4* zeros)
       : shared_(shared) {
-    const int column = row_of_lane(), lane = lane_of_thread() % 4;
-    const bool own = column / 2 == lane;
-    const unsigned place = (lane * 2 + column % 2) * static_cast<int>(sizeof(Words));
-    const unsigned from = own ? shared_address(y) + place : shared_address(zeros);
-    from_ = static_cast<int>(from - shared_address(shared));
+    const int column = row_of_lane();
+    const bool own = column / 2 == lane();
+    const uint4* const from = own ? y + lane() * 4 + vector(0) : zeros;
+    from_ = static_cast<int>(shared_address(from) - shared_address(shared)) +
+            (own ? column % 2 * COLUMN_BYTES : 0);
     step_ = own ? STEP * 2 : 0;
     asm volatile("" : "+r"(from_), "+r"(step_));  // else they are computed again in each step
   }
 
-  __device__ __forceinline__ void load(int step, Words (&bytes)[LOADS]) const {
-    const unsigned char* const from = shared_ + (from_ + step * step_);
+  // Of a round each; in pairs, of two rounds each two.
+  __device__ __forceinline__ void load(int step, uint2 (&bytes)[ROUNDS]) const {
+    const int from = from_ + step * step_;
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      bytes[i] = Words::load(reinterpret_cast<const unsigned*>(from + i * (STEP * 2 / LOADS)));
+    for (int i = 0; i < PLACES; ++i) {
+      // Vector r ^ t of 64 bytes, or a pair of them.
+      const unsigned char* const place = shared_ + (from ^ i * (LANE_ELEMENTS * 2 / PLACES));
+      if constexpr (IN_PAIRS<F>) {
+        const uint4 both = *reinterpret_cast<const uint4*>(place);
+        bytes[i * 2] = make_uint2(both.x, both.y);
+        bytes[i * 2 + 1] = make_uint2(both.z, both.w);
+      } else {
+        bytes[i] = *reinterpret_cast<const uint2*>(place);
+      }
     }
   }
 
+  // Products of a lane's integers of two rows, whose scales differ from SUMS to SUMS.
+  template <int SUMS>
   static __device__ __forceinline__ void multiply(const LaneCodes<F>& low, const LaneCodes<F>& high,
-                                                  const Words (&bytes)[LOADS], RowProducts<F>& products) {
+                                                  const uint2 (&bytes)[ROUNDS], int (&products)[SUMS][4]) {
 #pragma unroll
-    for (int i = 0; i < LOADS; ++i) {
-      const Words& words = bytes[i];
+    for (int i = 0; i < PLACES; ++i) {
       if constexpr (IN_PAIRS<F>) {
-        int (&sums)[4] = products.sums[i * F::GROUPS / LOADS];
         const uint4 a = paired_bytes<F>(low, i), b = paired_bytes<F>(high, i);
-        mma_bytes<false>(sums, {a.x, b.x, a.y, b.y}, {words[0], words[1]});
-        mma_bytes<false>(sums, {a.z, b.z, a.w, b.w}, {words[2], words[3]});
-      } else if constexpr (IN_NIBBLES<F>) {  // an mma has half of the elements of two rounds
-        constexpr unsigned LOW = 0x0f0f0f0f, HIGH = 0xf0f0f0f0;
-        const unsigned a0 = low.words[i * 2], a1 = low.words[i * 2 + 1];
-        const unsigned b0 = high.words[i * 2], b1 = high.words[i * 2 + 1];
-        mma_bytes<false>(products.sums[0], {a0 & LOW, b0 & LOW, a1 & LOW, b1 & LOW}, {words[0], words[1]});
-        mma_bytes<false>(products.sums[1], {a0 & HIGH, b0 & HIGH, a1 & HIGH, b1 & HIGH},
-                         {words[2], words[3]});
+        mma_bytes<false>(products[i], {a.x, b.x, a.y, b.y}, {bytes[i * 2].x, bytes[i * 2].y});
+        mma_bytes<false>(products[i], {a.z, b.z, a.w, b.w}, {bytes[i * 2 + 1].x, bytes[i * 2 + 1].y});
       } else {
         const uint2 a = integer_bytes<F>(low, i), b = integer_bytes<F>(high, i);
-        mma_bytes<F::SIGNED>(products.sums[i * F::GROUPS / LOADS], {a.x, b.x, a.y, b.y},
-                             {words[0], words[1]});
+        mma_bytes<F::SIGNED>(products[i * SUMS / ROUNDS], {a.x, b.x, a.y, b.y}, {bytes[i].x, bytes[i].y});
       }
     }
   }
 
  private:
+  static constexpr int PLACES = IN_PAIRS<F> ? ROUNDS / 2 : ROUNDS;
+  static constexpr int COLUMN_BYTES = IN_PAIRS<F> ? 16 : 8;  // from the high bytes to the low ones
+
+  static __device__ __forceinline__ int lane() { return lane_of_thread() % 4; }
+  static __device__ __forceinline__ int vector(int round) {
+    return vector_of_round(round, lane()) / (ROUNDS / PLACES) * (ROUNDS / PLACES);
+  }
+
   const unsigned char* const shared_;
   int from_, step_;  // bytes
 };
 
 // Adds the products of a lane's 32 elements of row `i` of two, whose header is `record`.
 template <typename F>
-__device__ __forceinline__ void add_scaled(float& sum, const RowProducts<F>& products, int i,
+__device__ __forceinline__ void add_scaled(float& sum, const int (&products)[F::GROUPS][4], int i,
                                            const unsigned (&record)[RECORD_WORDS], int half,
                                            const RowGroupOf<F>& group) {
   const int lane = lane_of_thread() % 4;
@@ -225,7 +186,7 @@ __device__ __forceinline__ void add_scaled(float& sum, const RowProducts<F>& pro
   float scaled = 0.0f;
 #pragma unroll
   for (int s = 0; s < F::GROUPS; ++s) {
-    const float product = products.total(i, s);
+    const float product = products[s][i * 2] * 256 + products[s][i * 2 + 1];
     const bool second = F::GROUPS == 2 && vector_of_round(2 * s, lane) >= 2;
     scaled = fmaf(second ? factors[F::GROUPS - 1] : factors[0], product, scaled);
   }
@@ -309,13 +270,13 @@ class RowConsumer {
   template <int COUNT>
   __device__ __forceinline__ void take_pairs(const unsigned char* units, int step) {
     const RowGroupOf<F> group = groups_[step * 4];
-    typename RowBytes<F>::Words bytes[RowBytes<F>::LOADS];
+    uint2 bytes[V::ROUNDS];
     bytes_.load(step, bytes);
 #pragma unroll
     for (int p = 0; p < COUNT; ++p) {
       const LaneUnit<F> low(units + pairs_.unit(p, 0) * V::UNIT_BYTES);
       const LaneUnit<F> high(units + pairs_.unit(p, 1) * V::UNIT_BYTES);
-      RowProducts<F> products;
+      int products[F::GROUPS][4] = {};
       RowBytes<F>::multiply(low.codes, high.codes, bytes, products);
       add_scaled<F>(sums_[p][0], products, 0, low.record, BlockSteps<V>::half(), group);
       add_scaled<F>(sums_[p][1], products, 1, high.record, BlockSteps<V>::half(), group);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   using Group = RowGroupOf<F>;
   Group* const groups = reinterpret_cast<Group*>(y + (WARPS - warp_of_thread()) * steps.vectors) +
                         warp_of_thread() * (steps.vectors / 4);
-  __shared__ __align__(128) uint4 zeros[ROW_ZEROS];
+  __shared__ __align__(64) uint4 zeros[4];
   constexpr bool IN_FIXED_POINT = V::RESIDENT && HAS_INTEGERS<F>;
 
   BlockProducer<V> producer(shared_memory, units, row, steps.count, x, codes, headers, num_rows, in_features,
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
   if constexpr (IN_FIXED_POINT) {
-    if (threadIdx.x < ROW_ZEROS) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
     __syncthreads();
   } else {
     __syncwarp();  // y and gains are there for all lanes

@@ -189,14 +189,8 @@ def launch_block_product(
     if None in tiles:
         return False
     starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
-    one_row = num_rows == 1 <= MAX_ROWS_TMA
-    by_row = [one_row and sm90_row.is_chosen(device, format, in_features) for format in formats]
-    for i, (part, tile, start) in enumerate(zip(weight.parts, tiles, starts, strict=False)):
+    for part, tile, start in zip(weight.parts, tiles, starts, strict=False):
         assert tile is not None
-        if by_row[i]:
-            beside, leads = i > 0 and by_row[i - 1], any(by_row[i + 1 : i + 2])
-            _launch_row(device, operands, part, start, gated=gated, accumulates=accumulates, beside=beside, leads=leads)
-            continue
         for first in range(0, num_rows, tile.tokens):
             _launch(device, operands, part, tile, start, slice(first, min(first + tile.tokens, num_rows)),
                     gated=gated, accumulates=accumulates)  # fmt: skip
@@ -237,24 +231,6 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
     return True
 
 
-def _launch_row(
-    device: CudaDevice,
-    operands: BlockOperands,
-    part: WeightPart,
-    start: int,
-    *,
-    gated: bool,
-    accumulates: bool,
-    beside: bool,
-    leads: bool,
-) -> None:
-    """A single row times the features of a part, which begin at `start`; flags as of `RowOperands`."""
-    x, weight, out, norm, eps, _ = operands
-    bias = None if weight.bias is None else weight.bias[start : start + part.shape[0]]
-    row = sm90_row.RowOperands(x, norm, part, bias, out.pointer + start * out.dtype.itemsize, eps, beside, leads)
-    sm90_row.launch(device, row, cuda_type(x.dtype), cuda_type(out.dtype), gated=gated, accumulates=accumulates)
-
-
 def _launch(
     device: CudaDevice,
     operands: BlockOperands,
@@ -273,11 +249,15 @@ def _launch(
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
     bias = None if weight.bias is None else weight.bias[start : start + features]
     types = (cuda_type(x.dtype), cuda_type(out.dtype))
-    by_tma = x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0])
-    if by_tma and sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
-        few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
-        sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
-        return
+    if x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0]):
+        if x.shape[0] == 1 and sm90_row.is_chosen(device, part.format, in_features):
+            row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
+            sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)
+            return
+        if sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
+            few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
+            sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
+            return
     units = ceil_div(features // 2 if gated else features, UNIT)
     # A second block of each multiprocessor pays where all have tiles to do.
     blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1

@@ -30,8 +30,6 @@ class Sm90BlockRowParams(NamedTuple):
     eps: Float32
     accumulate: Int32
     gated: Int32
-    beside: Int32
-    early: Int32
 
 
 SM90_BLOCK_ROW = KernelSpec(
@@ -47,17 +45,11 @@ SPECS = (SM90_BLOCK_ROW,)
 
 ROW_WARPS = Constant(16, "of a block; they share k")
 MAX_ROW_STAGES = Constant(8, "of the ring")
-SUMS_PLACES = Constant(4, "tiles whose sums are not all there, or not yet added up")
-ROW_SHARED_BYTES = Constant(4608, "beside the ring and the row")
+ROW_SHARED_BYTES = Constant(9600, "beside the ring and the row")
 declare_header(
     "sm90_block_row",
     __name__,
-    {
-        "ROW_WARPS": ROW_WARPS,
-        "MAX_ROW_STAGES": MAX_ROW_STAGES,
-        "SUMS_PLACES": SUMS_PLACES,
-        "ROW_SHARED_BYTES": ROW_SHARED_BYTES,
-    },
+    {"ROW_WARPS": ROW_WARPS, "MAX_ROW_STAGES": MAX_ROW_STAGES, "ROW_SHARED_BYTES": ROW_SHARED_BYTES},
     (Sm90BlockRowParams,),
 )
 
@@ -66,13 +58,11 @@ UNIT, TILE_ROWS = 8, 16  # of the weight
 STEP = 128  # elements of each row that a warp takes at a time
 GROUP, WORD_BYTES, COPY_BYTES = 32, 4, 16
 HALVES_BYTES = 16  # of the scale and the sums of 32 elements, at most
-RING_BYTES = 90 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
-BLOCK_BYTES = 120 << 10  # wanted of a block, where its row is long
+RING_BYTES = 80 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
 NO_INTEGERS = ("Fp8", "Nf4")  # kernel types whose values are none
-STARTS_NEXT_EARLY = False  # before a block of each multiprocessor has waited: not measured
-MIN_BITS = 1  # of a code: below, `block_matmul_kernel` is what is chosen
+MIN_BITS = 6  # of a code: below, `block_matmul_kernel` is what is chosen
 
 
 def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool:
@@ -130,18 +120,13 @@ def asked_bytes(format: PackedFormat, in_features: int, stages: int, shared_limi
 
 
 def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> int:
-    """Of the ring, up to RING_BYTES, and BLOCK_BYTES of a block, where there is room."""
-    a_stage, beside = stage_bytes(format), shared_bytes(format, in_features, 0)
-    wanted = max(MIN_STAGES, min(RING_BYTES, BLOCK_BYTES - beside) // a_stage)
-    return min(MAX_ROW_STAGES, (shared_limit - beside) // a_stage, wanted)
+    """Of the ring, up to RING_BYTES where there is room."""
+    a_stage, wanted = stage_bytes(format), max(MIN_STAGES, RING_BYTES // stage_bytes(format))
+    return min(MAX_ROW_STAGES, (shared_limit - shared_bytes(format, in_features, 0)) // a_stage, wanted)
 
 
 class RowOperands(NamedTuple):
-    """`out` is the address of the part's first column.
-
-    `beside`: the launch before was this kernel's for the same x, and the two run side by side. `leads`: so does the
-    launch behind this one.
-    """
+    """`out` is the address of the part's first column."""
 
     x: Tensor
     norm: Tensor | None
@@ -149,15 +134,13 @@ class RowOperands(NamedTuple):
     bias: Tensor | None
     out: int
     eps: float
-    beside: bool = False
-    leads: bool = False
 
 
 def launch(
     device: CudaDevice, operands: RowOperands, dtype: str, out_dtype: str, *, gated: bool, accumulates: bool
 ) -> None:
     """Submit the product; `supports` has said that it can."""
-    x, norm, part, bias, out, eps, beside, leads = operands
+    x, norm, part, bias, out, eps = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
     stages = count_stages(part.format, in_features, device.max_shared_bytes)
@@ -178,8 +161,6 @@ def launch(
         eps=eps,
         accumulate=accumulates,
         gated=gated,
-        beside=beside,
-        early=STARTS_NEXT_EARLY and grid == device.multiprocessors and not leads,
     )
     device.launch(SM90_BLOCK_ROW, (dtype, out_dtype, part.format.kernel_type), config, params)
 
