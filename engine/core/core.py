@@ -91,7 +91,8 @@ class EngineCore:
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
     tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
-    `draft_limits` are those of the runner's draft model, where the settings ask for one.
+    `draft_limits` are those of the runner's draft model, where the settings ask for one. `experts_per_chosen`: see
+    `PrefillBudget`.
     Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
 
@@ -113,6 +114,7 @@ class EngineCore:
         adapters: AdapterCatalog | None = None,
         prefix_report: PrefixReport | None = None,
         draft_limits: DraftLimits | None = None,
+        experts_per_chosen: float = 1.0,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
@@ -147,6 +149,7 @@ class EngineCore:
             adapters=self._adapter_seats,
             max_drafts=config.max_step_drafts,
             draft_limits=draft_limits,
+            experts_per_chosen=experts_per_chosen,
         )
         speculation = config.speculation_settings
         drafts = None

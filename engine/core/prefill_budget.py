@@ -24,6 +24,7 @@ LONG_PREFILL_SECONDS_PER_PROMPT = 0.005  # where more prompts wait than sequence
 MAX_DRAIN_STEPS = 32  # the whole backlog is computed within this many steps, however slow that makes them
 MIN_PREFILL_TOKENS = 64  # in a step: fewer take the device as long
 SATURATING_TOKENS = 512  # with this many in a step the device is busy: more are computed no faster
+SATURATING_EXPERT_ROWS = 256  # likewise, of a mixture's expert on average
 MIN_ROUND_DOWN = 0.9  # share of the wanted tokens down to which a step is rounded down to a full size
 SMOOTHING = 0.25  # weight of the newest measurement
 
@@ -33,11 +34,13 @@ class PrefillBudget:
 
     `full_sizes`: ascending numbers of tokens at which a step with prompts wastes nothing. A step between two of them
     costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them; steps
-    beyond the last waste little.
+    beyond the last waste little. `experts_per_chosen`: a mixture's experts for each that a token passes; such a step
+    reads nearly all of them, however few tokens it has.
     """
 
-    def __init__(self, full_sizes: Sequence[int] = ()) -> None:
+    def __init__(self, full_sizes: Sequence[int] = (), experts_per_chosen: float = 1.0) -> None:
         self._full_sizes = full_sizes
+        self._saturating_tokens = max(SATURATING_TOKENS, round(SATURATING_EXPERT_ROWS * experts_per_chosen))
         self._decode_seconds: float | None = None
         self._seconds_per_token: float | None = None
 
@@ -98,7 +101,7 @@ class PrefillBudget:
 
     def _tokens_in_max_seconds(self, seconds_per_token: float) -> float:
         seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (self._decode_seconds or 0.0))
-        return max(seconds / seconds_per_token, SATURATING_TOKENS)
+        return max(seconds / seconds_per_token, self._saturating_tokens)
 
     def _rounded(self, wanted: float, most: int, num_decodes: int) -> int:
         """`wanted` tokens rounded down or up to a full size of the step, at most `most`."""

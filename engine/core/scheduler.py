@@ -63,10 +63,11 @@ class Scheduler:
         adapters: AdapterSeats | None = None,
         max_drafts: int = 0,
         draft_limits: DraftLimits | None = None,
+        experts_per_chosen: float = 1.0,
     ) -> None:
-        """`full_sizes`: see `PrefillBudget`. `accounts`: those of the engine, where others charge them too.
+        """`full_sizes`, `experts_per_chosen`: see `PrefillBudget`.
 
-        `batch_invariant`: sequences have a `prefill_end`. `max_drafts`: most draft tokens of a step.
+        `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a `prefill_end`. `max_drafts`: most draft tokens of a step.
         `draft_limits`: of a draft model.
         """
         self.block_manager = block_manager
@@ -92,7 +93,7 @@ class Scheduler:
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
         self._was_shared = False
-        self._prefill_budget = PrefillBudget(full_sizes)
+        self._prefill_budget = PrefillBudget(full_sizes, experts_per_chosen)
         self._adapters = adapters
 
     @property

@@ -46,6 +46,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
+    from tessera.engine.models.mixture.buffers import experts_per_chosen
     from tessera.engine.models.partition import Partition, Rank
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
@@ -126,6 +127,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         prefix_report=prefix_report,
         adapters=adapters,
         draft_limits=drafter.limits if drafter is not None else None,
+        experts_per_chosen=experts_per_chosen(model.layers),
     )
 
     rank_metrics = None

@@ -17,6 +17,7 @@ from tessera.engine.core.prefill_budget import (
     MAX_SLOWDOWN_SMALL_BACKLOG,
     MIN_PREFILL_TOKENS,
     MIN_ROUND_DOWN,
+    SATURATING_EXPERT_ROWS,
     SATURATING_TOKENS,
     SMALL_BACKLOG,
     PrefillBudget,
@@ -161,6 +162,12 @@ def test_many_prompts_are_computed_in_steps_of_bounded_length() -> None:
         slow.record_step(0, 0.001)
         slow.record_step(500, 500 * 0.01)
     assert slow.tokens_for_many_prompts(8192) == SATURATING_TOKENS, "shorter steps would not be sooner done in all"
+    mixture = PrefillBudget(experts_per_chosen=128 / 8)
+    mixture.record_step(0, 0.001)
+    mixture.record_step(500, 500 * 0.01)
+    most = mixture.tokens_for_many_prompts(8192)
+    assert most == SATURATING_EXPERT_ROWS * 16, "each step reads all experts, so it is for many tokens"
+    assert mixture.tokens_beside_decodes(500, 8192, 8) <= SATURATING_TOKENS, "one prompt delays decodes no further"
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -48,3 +48,9 @@ def mixture_widths(layers: Sequence[LayerSpec], hidden: int, dtype: np.dtype[Any
 def most_experts(layers: Sequence[LayerSpec]) -> int:
     """Of a layer; 0 without mixtures."""
     return max((layer.mlp.num_experts for layer in layers if isinstance(layer.mlp, MoESpec)), default=0)
+
+
+def experts_per_chosen(layers: Sequence[LayerSpec]) -> float:
+    """A layer's experts for each that a token passes, at most; 1 without mixtures."""
+    mixtures = (layer.mlp for layer in layers if isinstance(layer.mlp, MoESpec))
+    return max((mixture.num_experts / mixture.routing.top_k for mixture in mixtures), default=1.0)

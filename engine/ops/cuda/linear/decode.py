@@ -154,8 +154,8 @@ def choose_decode_tile(
     As many units as a block has to do, if they can be taken at once: each time that several rows of x come past, they
     are read from the L2, which is as much as the weights after a few times. One row stays, so that four units at a time
     are as good as six, if a neighbour then has room. And where the ring goes round a third stage. The few bytes of a
-    short ring leave room for the next kernel's. Where x is `late` and the weight small, a deep ring takes more of it
-    while ranks meet: memory would wait with them.
+    short ring leave room for the next kernel's. Where x is `late`, no ring is made shorter, and a small weight has a
+    deep one: it comes while ranks meet, when memory would wait with them.
     """
     one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
     if num_rows > MAX_ROWS or (normed and not one and not float_range):
@@ -176,7 +176,7 @@ def choose_decode_tile(
     if not fitting:
         return None
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    if one and needed > units and not logits:
+    if one and needed > units and not (logits or late):
         room = limits.shared_bytes - NEIGHBOUR_BYTES
         if DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room:
             units = NARROWER[0]
