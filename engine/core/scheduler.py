@@ -67,8 +67,8 @@ class Scheduler:
     ) -> None:
         """`full_sizes`, `experts_per_chosen`: see `PrefillBudget`.
 
-        `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a `prefill_end`. `max_drafts`: most draft tokens of a step.
-        `draft_limits`: of a draft model.
+        `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a
+        `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model.
         """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()
