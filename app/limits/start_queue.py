@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 MAX_STARTS = 4  # in one pass; each takes about a millisecond to read, check and hand to the engine
-MAX_STARTS_ALONE = 24  # of the one account that has requests
+MAX_STARTS_ALONE = 128  # of the one account that has requests: between passes come the tokens of all who stream
 
 
 class StartQueue:
