@@ -17,7 +17,6 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device, sees_memory
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.partition import Partition, Rank
-from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.make import make_ops
 from tessera.engine.ranks.parallel_runner import RANK_TIMEOUT, ParallelRunner, end_process, noted
@@ -66,8 +65,6 @@ def make_cuda_runner(
     def make(index: int) -> ModelRunner:
         own = device if index == 0 else CudaDevice(index)
         own_ops = ops if index == 0 else make_ops(own, batch_invariant=config.batch_invariant)
-        assert isinstance(own_ops, CudaOps), "a CUDA device has its operations"
-        own_ops.shares_model = True
         ranks = (
             CudaCollectives(index, group, own) if isinstance(group, PeerGroup) else NcclCollectives(index, group, own)
         )

@@ -36,7 +36,7 @@ from tessera.engine.tensor import (
     uint32,
     uint64,
 )
-from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, LATE_UNITS, LATE_WIDTH, NUM_ROWS, WIDTHS
+from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
 from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
@@ -261,43 +261,8 @@ def test_the_tests_on_a_gpu_run_every_variant_of_a_decode_product() -> None:
         norm_product(ops, x, norm, 1e-5, weight, normed=x, out=tensor(m, n, dtype=float32))
         product_silu_mul(ops, x, weight, gate_up=gate_up)
         norm_product_silu_mul(ops, x, norm, 1e-5, weight, normed=x, gate_up=gate_up)
-    ops.shares_model = True
-    for m in decode.TOKENS:
-        ops.matmul(tensor(m, LATE_WIDTH), tensor(device.multiprocessors * 8 * LATE_UNITS - 20, LATE_WIDTH))
     run = {launch.template for launch in device.launches if launch.spec is decode.MATMUL_DECODE}
     assert run == {template for _, template in decode.instantiations((C_TYPE_NAMES[bfloat16],))}
-
-
-@pytest.mark.parametrize("num_rows", [1, 2, 8, 16])
-def test_a_late_row_finds_most_of_a_small_weight_in_shared_memory(num_rows: int) -> None:
-    """The product behind a sum over ranks, of queries, keys and values of 8 B on each of two; no other changes."""
-
-    def tile(
-        features: int, *, late: bool, gated: bool = False, shared_bytes: int = LARGE_SHARED_BYTES
-    ) -> decode.DecodeTile:
-        found = decode.choose_decode_tile(
-            num_rows,
-            features,
-            4096,
-            decode.Limits(132, shared_bytes),
-            gated=gated,
-            normed=False,
-            logits=False,
-            float_range=True,
-            late=late,
-        )
-        assert found is not None
-        return found
-
-    deep = tile(3072, late=True)
-    assert (deep.units, deep.stages) == (3, 5 if num_rows == 1 else 4)
-    assert tile(3072, late=False).units == (3 if num_rows == 1 else 4)
-    for features, gated in ((4096, False), (1024, False)):
-        assert tile(features, late=True, gated=gated) == tile(features, late=False, gated=gated)
-    if num_rows == 1:
-        assert tile(7168, late=True, gated=True).units > tile(7168, late=False, gated=True).units
-        small = tile(3072, late=True, shared_bytes=SMALLEST_SHARED_BYTES)
-        assert small == tile(3072, late=False, shared_bytes=SMALLEST_SHARED_BYTES)
 
 
 def test_wide_tiles_for_many_rows_and_flat_ones_for_few() -> None:

@@ -34,7 +34,6 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
 NUM_ROWS = [0, 1, 2, 3, 4, 5, 7, 16, 17, 64, 129, 300]
 WIDTHS = [1, 8, 31, 64, 172, 1000, 4096]
-LATE_UNITS, LATE_WIDTH = 3, 3080  # of a product that has a deep ring for its weights
 ROW_SHAPES = [(0, 8), (1, 1), (2, 8), (3, 31), (17, 64), (129, 172), (300, 1000), (7, 4096), (2, 12289)]
 
 # Applied to each implementation, its inputs as tensors of its device.
@@ -240,20 +239,6 @@ def test_a_row_of_a_small_matmul_does_not_depend_on_the_others(dtype: np.dtype[A
     clusters = cuda_ops.device.compute_capability >= (9, 0)
     for m in (2, 3, 4) if dtype == float32 else (2, 5, 8, 16) if clusters else (2, 5, 8):
         np.testing.assert_array_equal(cuda_ops.matmul(x[:m], weight).numpy()[:1], alone)
-
-
-@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
-@pytest.mark.parametrize("m", [1, 3, 16])
-def test_products_whose_weights_come_before_their_rows(
-    m: int, dtype: np.dtype[Any], cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where ranks share a model: a block has two or three units of the weight."""
-    monkeypatch.setattr(cuda_ops.device, "multiprocessors", 4)  # blocks
-    features = 4 * 8 * LATE_UNITS - 20
-    x, weight = random_array(6, (m, LATE_WIDTH), dtype), random_array(7, (features, LATE_WIDTH), dtype, 0.03)
-    monkeypatch.setattr(cuda_ops, "shares_model", True)
-    found = cuda_ops.matmul(*(from_numpy(array, cuda_ops.device) for array in (x, weight))).numpy()
-    assert_close(found, reference.matmul(x, weight), dtype)
 
 
 @dtypes

@@ -39,7 +39,6 @@ FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights hav
 
 
 class LinearOps(Fp8LinearOps):
-    shares_model = False  # with other GPUs: products wait for sums over them
     _begun: BegunAdapters | None = None  # for the next product
 
     @cached_property
@@ -49,9 +48,7 @@ class LinearOps(Fp8LinearOps):
 
     def _matmul(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, accumulate: bool) -> None:
         operands = LinearOperands(x, weight, bias, out)
-        problem = LinearProblem.of(
-            operands, accumulates=accumulate, in_order=self.batch_invariant, late=self.shares_model
-        )
+        problem = LinearProblem.of(operands, accumulates=accumulate, in_order=self.batch_invariant)
         if not self.linear_kernels.launch(problem, operands):
             raise TesseraError(f"no kernel that may be chosen does {problem}")
 

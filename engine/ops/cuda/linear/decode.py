@@ -113,9 +113,6 @@ SIZES = {
 }
 LOGITS_SIZES = ((4, 2), (6, 3))
 WIDE_SIZE = (14, 2, 1)  # units, stages and halves for several rows: they come past all weights fewer times
-DEEP_UNITS = 3  # at most, of a block, where most of its weights are under way before a late x is there
-DEEP_STAGES = {1: 5, 8: 4, 16: 4}  # by tokens; up to 8 leave room beside them for a block of decode attention
-DEEP_TILES = {tokens: DecodeTile(tokens, DEEP_UNITS, stages) for tokens, stages in DEEP_STAGES.items()}
 WIDE_TILES = tuple(DecodeTile(tokens, *WIDE_SIZE) for tokens in TOKENS if tokens > 1)
 TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES[tokens]), *WIDE_TILES)
 LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES), *WIDE_TILES)
@@ -145,7 +142,6 @@ def choose_decode_tile(
     normed: bool,
     logits: bool,
     float_range: bool,
-    late: bool = False,
 ) -> DecodeTile | None:
     """The variant for a result [num_rows, features], None where this kernel is not for it.
 
@@ -154,18 +150,13 @@ def choose_decode_tile(
     As many units as a block has to do, if they can be taken at once: each time that several rows of x come past, they
     are read from the L2, which is as much as the weights after a few times. One row stays, so that four units at a time
     are as good as six, if a neighbour then has room. And where the ring goes round a third stage. The few bytes of a
-    short ring leave room for the next kernel's. Where x is `late`, no ring is made shorter, and a small weight has a
-    deep one: it comes while ranks meet, when memory would wait with them.
+    short ring leave room for the next kernel's.
     """
     one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
     if num_rows > MAX_ROWS or (normed and not one and not float_range):
         return None
     tokens = 1 if one else 8 if num_rows <= 8 else 16
     needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
-    if late and 1 < needed <= DEEP_UNITS and not (gated or logits):
-        tile = DEEP_TILES[tokens]
-        if tile.steps(in_features) >= tile.stages and tile.fits(in_features, limits.shared_bytes, normed=normed):
-            return tile
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
@@ -176,7 +167,7 @@ def choose_decode_tile(
     if not fitting:
         return None
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    if one and needed > units and not (logits or late):
+    if one and needed > units and not logits:
         room = limits.shared_bytes - NEIGHBOUR_BYTES
         if DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room:
             units = NARROWER[0]
@@ -201,9 +192,7 @@ def takes_sum(choice: Choice | None, operands: LinearOperands) -> bool:
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    pairs = [
-        (MATMUL_DECODE, tile.template(dtype, dtype)) for dtype in halves for tile in (*TILES, *DEEP_TILES.values())
-    ]
+    pairs = [(MATMUL_DECODE, tile.template(dtype, dtype)) for dtype in halves for tile in TILES]
     return pairs + [(MATMUL_DECODE, tile.template(dtype, "float")) for dtype in halves for tile in LOGITS_TILES]
 
 
@@ -219,7 +208,6 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
         normed=problem.normed,
         logits=problem.logits,
         float_range=problem.dtype == C_TYPE_NAMES[bfloat16],
-        late=problem.late,
     )
 
 

@@ -37,7 +37,6 @@ class LinearProblem(NamedTuple):
         dtype, out_dtype: C names of x's and the result's elements.
         normed, gated, accumulates, biased: what is around the product.
         gelu: the gate passes GELU by its tanh approximation instead of SiLU.
-        late: x may be of a sum over ranks, during which the device's memory has nothing else to do.
         inputs_aligned: x, weight and norm begin at multiples of 16 bytes.
         out_aligned: so does the result; out_in_pairs: at a multiple of two elements.
         bias_in_pairs: the bias begins at a multiple of 4 bytes.
@@ -59,7 +58,6 @@ class LinearProblem(NamedTuple):
     bias_in_pairs: bool
     in_order: bool
     gelu: bool = False
-    late: bool = False
 
     @classmethod
     def of(
@@ -70,7 +68,6 @@ class LinearProblem(NamedTuple):
         accumulates: bool = False,
         in_order: bool = False,
         gelu: bool = False,
-        late: bool = False,
     ) -> LinearProblem:
         x, weight, bias, out, norm, *_ = operands
         num_rows, in_features = x.shape
@@ -92,7 +89,6 @@ class LinearProblem(NamedTuple):
             bias is None or bias.pointer % (2 * HALF_BYTES) == 0,
             in_order,
             gelu,
-            late,
         )
 
     @property

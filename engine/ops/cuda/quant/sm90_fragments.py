@@ -75,12 +75,12 @@ declare_header(
 
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
-MIN_TURNED_ROWS = 65  # of x, from which on a kernel of its own turns it once, not each block what it reads
+MIN_TURNED_ROWS = 33  # of x, from which on a kernel of its own turns it once, not each block what it reads
 # Blocks that may share x, of which each then reads half; x that is turned alone. Where a block turns it in its place,
 # what orders that before the other block's next copy is weaker than the memory model asks for.
 SHARINGS: tuple[int, ...] = (1, 2)
 L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
-JOIN_US = 2.0  # of the sums of a cluster's blocks
+JOIN_US = 2.0  # of the sums of a cluster's blocks, for each but the first
 TILE_US = 1.0  # from one tile to the next
 STORE_US = 0.004  # of a token's sums
 
@@ -120,14 +120,14 @@ class FragmentsTile:
 
 
 # Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
-# Not measured yet: by instructions and the tensor cores' rate.
+# Of Q4_K with turned rows on one H200, from `tests.bench.block_kernels Q4_K --kernels --rows 64 256`, commit 738e19b5.
 STEP_US = {
-    FragmentsTile(2, 32): 0.42,
-    FragmentsTile(4, 32): 0.72,
-    FragmentsTile(2, 64): 0.55,
-    FragmentsTile(4, 64): 0.85,
-    FragmentsTile(2, 128): 0.8,
-    FragmentsTile(2, 256): 1.35,
+    FragmentsTile(2, 32): 0.45,
+    FragmentsTile(4, 32): 0.73,
+    FragmentsTile(2, 64): 0.57,
+    FragmentsTile(4, 64): 1.0,
+    FragmentsTile(2, 128): 0.77,
+    FragmentsTile(2, 256): 1.55,
 }
 TILES = tuple(STEP_US)
 
@@ -166,7 +166,7 @@ class FragmentsPlan:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, PAIR), self.splits) * (PAIR // STEP)
-        storing = STORE_US * min(num_rows, self.tile.tokens) + (JOIN_US if self.splits > 1 else 0.0)
+        storing = STORE_US * min(num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
         read = self.tile.stage_bytes / self.sharing + self.tile.features * STEP * format.lane_words / 8
         step = max(STEP_US[self.tile], read / L2_BYTES_PER_US)
         return rounds * (steps * step + TILE_US + storing)
