@@ -252,7 +252,15 @@ TABLES: dict[str, Callable[[], str]] = {
         },
     ),
     "quantisation": quality_table,
-    "builtin": partial(rows_table, "builtin", {"skill": "skill", "exact_percent": "exact match, %"}),
+    "builtin": partial(
+        rows_table,
+        "builtin",
+        {
+            "skill": "skill",
+            "exact_percent": "exact match, %",
+            "phrasings_percent": "in held-out phrasings, %",
+        },
+    ),
     "cpu_streams": partial(
         rows_table,
         "cpu_streams",

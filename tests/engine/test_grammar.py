@@ -126,8 +126,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("definition", SCHEMAS.values(), ids=SCHEMAS)
 def test_answers_under_a_schema_parse_and_validate(engine: GrammarHarness, definition: dict[str, Any]) -> None:
-    for seed in SEEDS:
-        engine.add(str(seed), schema(definition), seed=seed)
+    for seed in SEEDS:  # of an open object's answers noise ends a fifth within 256 tokens, and half within 1,000
+        engine.add(str(seed), schema(definition), seed=seed, max_tokens=1000)
     answers = engine.run().values()
     validator = jsonschema.Draft202012Validator(definition)
     for answer in answers:
