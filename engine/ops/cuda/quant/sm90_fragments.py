@@ -120,7 +120,7 @@ class FragmentsTile:
 
 
 # Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
-# Of Q4_K with turned rows on one H200, from `tests.bench.block_kernels Q4_K --kernels --rows 64 256`, commit 738e19b5.
+# Of Q4_K with turned rows on one H200, from `tests.bench.block_kernels Q4_K --kernels --rows 64 256`, commit fc6d2e77.
 STEP_US = {
     FragmentsTile(2, 32): 0.45,
     FragmentsTile(4, 32): 0.73,
