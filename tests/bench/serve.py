@@ -10,9 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,14 @@ def step_bytes(name: str, streams: int) -> int:
     return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name, streams)
 
 
+def sharing_gpus(arguments: Sequence[str]) -> int:
+    """GPUs that share the model, and read its weights side by side, by the server's arguments."""
+    option = "--tensor-parallel-size"
+    values = [value for name, value in pairwise(arguments) if name == option]
+    values += [name.partition("=")[2] for name in arguments if name.startswith(f"{option}=")]
+    return int(values[-1]) if values else 1
+
+
 def measure(
     name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str, checkout: Path = ROOT
 ) -> list[dict[str, Any]]:
@@ -158,7 +167,7 @@ def measure(
             run_load(url, name, warm_up, arrival, stream=load.stream)
             workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
             summary = run_load(url, name, workload, arrival, stream=load.stream)
-            floor = step_bytes(name, load.concurrency) / READ_BANDWIDTH
+            floor = step_bytes(name, load.concurrency) / (READ_BANDWIDTH * sharing_gpus(arguments))
             share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
             rows.append(
                 {

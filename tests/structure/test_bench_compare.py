@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.bench.compare import compared
+from tests.bench.serve import sharing_gpus
 
 
 def row(throughput: float, ttft: float) -> dict[str, Any]:
@@ -25,3 +26,9 @@ def test_more_tokens_and_earlier_tokens_are_better() -> None:
     assert found["output_throughput"]["better"] == 100
     assert found["median_ttft_ms"]["better"] == 50
     assert round(found["output_throughput"]["spread"], 6) == 10
+
+
+def test_gpus_that_share_a_model_read_its_weights_side_by_side() -> None:
+    assert sharing_gpus(("--kv-cache-dtype", "fp8")) == 1
+    assert sharing_gpus(("--tensor-parallel-size", "2")) == sharing_gpus(("--tensor-parallel-size=2",)) == 2
+    assert sharing_gpus(("--data-parallel-size", "2")) == 1, "each engine reads all of them"
