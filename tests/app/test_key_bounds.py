@@ -344,6 +344,15 @@ def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.Monk
     assert not [each for each in threading.enumerate() if each.name == "memory watermark" and each not in before]
 
 
+def test_memory_is_known_from_the_start_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.app.limits.memory_watermark.INTERVAL", 1000.0)
+    watermark = MemoryWatermark(10, lambda: 9)
+    watermark.start()
+    with pytest.raises(LowMemoryError):
+        watermark.check()
+    watermark.close()
+
+
 def test_without_a_bound_memory_is_not_watched() -> None:
     def available() -> int | None:
         raise AssertionError("memory was read")

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from tessera.app.http.limits import LimitsMiddleware
 from tessera.app.limits.key_use import KeyUse
 from tessera.app.limits.memory_watermark import MemoryWatermark
-from tessera.app.limits.start_queue import MAX_STARTS, MAX_STARTS_ALONE
+from tessera.app.limits.start_queue import MAX_STARTS, MAX_STARTS_ALONE, StartQueue
 
 HEAVY, LIGHT = "10.0.0.1", "10.9.9.9"
 
@@ -140,5 +140,25 @@ def test_a_pass_of_one_takes_no_room_from_those_that_come_later() -> None:
         later = [starts.request(LIGHT) for _ in range(MAX_STARTS)]
         await asyncio.sleep(0)
         assert all(task.done() for task in later)
+
+    asyncio.run(main())
+
+
+def test_an_account_whose_requests_have_ended_bounds_nobody() -> None:
+    async def main() -> None:
+        queue, order = StartQueue(), []
+
+        async def request(account: int) -> None:
+            async with queue.request(account):
+                order.append(account)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(request(1) for _ in range(3)), request(2))
+        assert not queue._under_way, "nothing is kept of accounts without requests"
+        num_before = len(order)
+        tasks = [asyncio.ensure_future(request(1)) for _ in range(MAX_STARTS + 5)]
+        await asyncio.sleep(0)
+        assert len(order) - num_before == MAX_STARTS + 5, "one account alone has more in a pass"
+        await asyncio.gather(*tasks)
 
     asyncio.run(main())
