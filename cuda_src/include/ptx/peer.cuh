@@ -13,14 +13,20 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* source) 
 }
 
 // Two words, 16 bytes aligned. Each comes whole, and says nothing of others.
-__device__ __forceinline__ void store_pair_relaxed_system(unsigned long long* target, unsigned long long first,
+__device__ __forceinline__ void store_pair_relaxed_system(unsigned long long* target,
+                                                          unsigned long long first,
                                                           unsigned long long second) {
-  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(target), "l"(first), "l"(second) : "memory");
+  asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(target), "l"(first), "l"(second)
+               : "memory");
 }
 
 __device__ __forceinline__ void load_pair_relaxed_system(const unsigned long long* source,
-                                                         unsigned long long& first, unsigned long long& second) {
-  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(source) : "memory");
+                                                         unsigned long long& first,
+                                                         unsigned long long& second) {
+  asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
+               : "l"(source)
+               : "memory");
 }
 
 __device__ __forceinline__ unsigned long long nanoseconds() {
