@@ -1,12 +1,12 @@
-"""Memory of a process that serves: what a burst of large requests has used goes back to the system, and collections
-of garbage hold up nobody.
+"""Memory of a process that serves: what a burst of large requests has used goes back to the system, and garbage
+collection stalls no request.
 
 glibc keeps freed memory for later, in an arena for each thread, and keeps more once large blocks have been freed. One
 burst would so stay in every process for ever. Where the C library is another one, nothing is trimmed.
 
 Python's collector looks at all objects that have lived for a while, as soon as there are a quarter more of them, and
 the thread that has just made one waits: 130 ms for the 150,000 objects of a few hundred requests. Garbage in cycles is
-rare here, so the old objects can wait until few of them are left, or until nobody waits for an answer.
+rare here, so old objects are collected once few are left, or while the process is idle.
 """
 
 from __future__ import annotations

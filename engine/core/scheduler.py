@@ -550,6 +550,7 @@ def _note_start(sequence: Sequence, now: float) -> None:
 
 
 def _charge_running(sequences: list[Sequence], counts: list[int]) -> None:
+    """Charge each sequence's account for the tokens that the step computes for it."""
     for sequence, count in zip(sequences, counts, strict=True):
         if sequence.num_charged_tokens:
             _charge(sequence, count)

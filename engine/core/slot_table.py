@@ -77,7 +77,7 @@ class ScheduledStep:
 
 
 class VerifiedRows(NamedTuple):
-    """What steps that verify drafts alone have in common while they have the same sequences and drafts as long.
+    """The parts of verify-only steps that are reused while sequences and draft lengths stay the same.
 
     Attributes:
         key, slots: [R] of the sequences.

@@ -56,7 +56,7 @@ class DraftChain:
         """Submit `steps`, with the further arrays of each."""
         number, stage = self._upload.next_stage()
         for inputs, step, each in zip(self._inputs, steps, more, strict=False):
-            # Nobody else writes there.
+            # No other code writes to these inputs.
             inputs.write(step, None, each, number, stage, is_own=True)
         self._upload.submit(len(steps) * self._step_bytes)
         self._graphs[len(steps), filtered, max_context_len].launch()

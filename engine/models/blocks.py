@@ -95,7 +95,7 @@ class ResidualAdd:
         self._ops.linear(inner, self._projection, out=buffers.update[: inner.shape[0]])
 
     def left(self, buffers: LayerBuffers, stream: Tensor) -> AddedNorm:
-        """What `leave` left, of which `stream` [T, H] is to be the sum."""
+        """The addition that `leave` deferred; its sum goes to `stream` [T, H]."""
         assert self._after is not None
         update = buffers.update[: stream.shape[0]]
         return AddedNorm(update, self._after.weights.weight, self._after.spec.eps, stream)

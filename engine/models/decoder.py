@@ -262,7 +262,7 @@ class DecoderLayer:
         self.add_halves(self._attention.attend(x, metadata, buffers, left), stream, buffers)
 
     def _input(self, stream: Tensor, buffers: StepBuffers) -> tuple[Tensor, AddedNorm | None]:
-        """What the first product takes, and what it adds to that so that `stream` is the layer's input."""
+        """The first product's input, and the deferred addition before it, whose sum `stream` is the layer's input."""
         if self._before is None:
             return stream, None
         return buffers.half_residual[: stream.shape[0]], self._before._mlp_add.left(buffers, stream)

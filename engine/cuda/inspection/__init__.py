@@ -1,1 +1,1 @@
-"""What devices there are, and how busy they are: for the command line and for metrics."""
+"""The CUDA devices and their utilisation, for the command line and for metrics."""

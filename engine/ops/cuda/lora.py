@@ -413,8 +413,8 @@ def can_take_begun(begun: BegunAdapters | None, x: Tensor, stack: LoraStack, out
 def begin_next(
     device: CudaDevice, stack: LoraStack, x: Tensor, next_stack: LoraStack | None, out: Tensor
 ) -> BegunAdapters | None:
-    """What `launch_expand_silu_mul` can do for the product of its result, behind the sums with A of its own; None
-    where it cannot, or need not since there are many rows."""
+    """The next product's shrink, for `launch_expand_silu_mul` to do where it has the activations; None where it
+    cannot, or where there are so many rows that it does not pay."""
     num_rows, inner = out.shape
     _, parts, max_rank, _ = stack.a.shape
     if not BEGINS_NEXT or next_stack is None or next_stack.selection is not stack.selection:

@@ -1,4 +1,4 @@
-"""What the products of many rows by a weight in quantised blocks have in common."""
+"""Operands of many-row products by a block-quantised weight, whichever kernel computes them."""
 
 from __future__ import annotations
 

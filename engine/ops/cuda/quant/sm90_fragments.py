@@ -87,7 +87,7 @@ STORE_US = 0.004  # of a token's sums
 
 @dataclass(frozen=True)
 class FragmentsTile:
-    """What a block computes at a time: 64 rows of the weight for each warp group, times so many rows of x."""
+    """A thread block's tile: 64 rows of the weight for each warp group, by `tokens` rows of x."""
 
     warpgroups: int
     tokens: int
