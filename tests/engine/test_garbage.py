@@ -1,14 +1,19 @@
-"""Old garbage is collected when that holds up nobody, and in the end in any case."""
+"""Old garbage is collected when that holds up nobody, and in the end in any case.
+
+Each test has a process of its own, in which no thread that other tests have left collects anything.
+"""
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tessera.engine.contract.heap import NEVER, YOUNG_BETWEEN, OldGarbage
+from tests.support.paths import ROOT
 
 
 class Cycle:
@@ -18,12 +23,16 @@ class Cycle:
         self.other: Any = [self]
 
 
-@pytest.fixture(autouse=True)
-def collector_as_before() -> Iterator[None]:
-    threshold = gc.get_threshold()
-    yield
-    gc.set_threshold(*threshold)
-    gc.enable()
+def alone(test: Callable[[], None]) -> Callable[[], None]:
+    """`test` in a process of its own."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        code = f"from {test.__module__} import {test.__name__} as test; test.__wrapped__()"
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    return run
 
 
 def taken_over(few: int, many: int = 10**9) -> OldGarbage:
@@ -34,13 +43,8 @@ def taken_over(few: int, many: int = 10**9) -> OldGarbage:
     return garbage
 
 
-def grow_old(garbage: OldGarbage | None = None) -> None:
-    """Until a look of `garbage` is due, even where a thread of another test has collected everything meanwhile."""
+def grow_old() -> None:
     for _ in range(YOUNG_BETWEEN):
-        gc.collect(1)
-    for _ in range(1000):
-        if garbage is None or gc.get_count()[2] >= garbage._next_look:
-            break
         gc.collect(1)
 
 
@@ -55,6 +59,7 @@ def num_cycles() -> int:
     return sum(type(one) is Cycle for one in gc.get_objects())
 
 
+@alone
 def test_python_never_collects_old_objects_itself() -> None:
     taken_over(few=0)
     assert gc.get_threshold()[2] == NEVER
@@ -65,6 +70,7 @@ def test_python_never_collects_old_objects_itself() -> None:
     assert gc.get_stats()[2]["collections"] == before
 
 
+@alone
 def test_a_few_old_objects_are_collected_at_the_next_look() -> None:
     garbage = taken_over(few=10**7)
     old_cycles()
@@ -74,6 +80,7 @@ def test_a_few_old_objects_are_collected_at_the_next_look() -> None:
     assert not garbage.look(is_idle=True), "nothing has grown old since"
 
 
+@alone
 def test_many_old_objects_wait_until_few_are_left() -> None:
     garbage = taken_over(few=20_000)
     held = [object() for _ in range(50_000)]
@@ -81,39 +88,39 @@ def test_many_old_objects_wait_until_few_are_left() -> None:
     assert not garbage.look(is_idle=False)
     held.clear()
     assert not garbage.look(is_idle=False), "not before more has grown old"
-    grow_old(garbage)
+    grow_old()
     assert garbage.look(is_idle=False)
     assert num_cycles() == 0
 
 
+@alone
 def test_many_old_objects_are_collected_once_nobody_waits_and_what_stays_is_not_looked_at_again() -> None:
     garbage = taken_over(few=20_000)
     held = [[index] for index in range(50_000)]
     old_cycles()
     assert not garbage.look(is_idle=False)
-    grow_old(garbage)
+    grow_old()
     frozen = gc.get_freeze_count()
     assert garbage.look(is_idle=True)
     assert num_cycles() == 0
     assert gc.get_freeze_count() >= frozen + len(held)
     old_cycles()
-    grow_old(garbage)
     assert garbage.look(is_idle=False), "few are left beside the frozen ones"
     assert num_cycles() == 0
 
 
+@alone
 def test_too_many_are_collected_in_any_case() -> None:
     garbage = taken_over(few=1000, many=30_000)
     held = [object() for _ in range(20_000)]
-    grow_old(garbage)
+    grow_old()
     assert not garbage.look(is_idle=False)
     old_cycles(10_000)
-    grow_old(garbage)
     assert garbage.look(is_idle=False)
     assert num_cycles() == 0
     held += [object() for _ in range(15_000)]
-    grow_old(garbage)
+    grow_old()
     assert not garbage.look(is_idle=False), "not again before there are twice as many as were left"
     held += [object() for _ in range(10_000)]
-    grow_old(garbage)
+    grow_old()
     assert garbage.look(is_idle=False)
