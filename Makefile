@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 MODEL ?=
 ARGS ?=
+# Four processes on two cores, since tests wait for servers much of their time. Each process collects all tests:
+# those of tests/gpu, which are none without a GPU, would take it seconds.
+PYTEST = $(BIN)/python -m pytest --ignore tests/gpu --numprocesses 4 --dist loadfile
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 RANDOMISED := tests/engine/test_core_simulation.py tests/engine/speculation/test_same_tokens.py tests/engine/gguf/test_gguf_mutations.py tests/app/test_schemathesis.py
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
@@ -12,19 +15,22 @@ CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients
 # Servers under test start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning prove-gpu prove-ray simulate-routing chart
+.PHONY: serve test test-fast test-thorough test-long test-clients simulate attack soak mutation check format eval eval-quantisation test-gpu test-emulated sanitize-gpu bench-gpu image-check docs docs-serve lock clean prove-batches prove-fine-tuning prove-gpu prove-ray simulate-routing chart
 
 serve: .venv/.runtime
 	@exec $(BIN)/tessera serve $(MODEL) $(ARGS)
 
-# Four processes on two cores, since tests wait for servers much of their time. Each process collects all tests:
-# those of tests/gpu, which are none without a GPU, would take it seconds.
+# Within five minutes on two cores; ARGS='tests/e2e' chooses among all that need no GPU.
 test: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu" --ignore tests/gpu --numprocesses 4 --dist loadfile $(ARGS)
+	$(PYTEST) -m "not gpu$(if $(ARGS),, and not thorough)" $(ARGS)
+
+# All others: servers and their processes under faults, kernels compiled for every architecture and run on the CPU.
+test-thorough: .venv/.dev
+	$(PYTEST) -m "thorough and not gpu" $(ARGS)
 
 # What a change most likely breaks.
 test-fast: .venv/.dev
-	$(BIN)/python -m pytest -m "not gpu and not slow" --ignore tests/gpu --numprocesses 2 --dist loadfile -q $(ARGS)
+	$(PYTEST) -m "not gpu and not thorough and not slow" -q $(ARGS)
 
 # The randomised tests with many more inputs.
 test-long: .venv/.dev

@@ -42,27 +42,38 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-# Modules and rooms that start servers, compile for the CPU or try thousands of inputs; not in `make test-fast`.
-SLOW = (
-    *("attack/", "mutation/", "e2e/", "emulation/", "faults/", "loadtest/test_command"),
-    *(
-        "app/test_cli",
-        "app/test_schemathesis",
-        "app/test_hub",
-        "app/test_model_commands",
-        "app/test_responses_store",
-        "wire/test_sdk_helpers",
-    ),
-    *("app/test_batches", "app/test_store"),
-    *("engine/test_client", "engine/test_process", "engine/test_cuda_graphs", "engine/test_embeddings_engine"),
-    *("cuda/test_compile", "structure/test_install", "structure/test_docs_examples"),
-    *("engine/gguf/test_gguf_mutations", "engine/gguf/test_gguf_tokenizer"),
+# What needs servers, processes, compilers and trainings of its own, or thousands of inputs: `make test-thorough`.
+THOROUGH = (
+    *("attack/", "emulation/", "mutation/", "loadtest/test_command", "structure/test_install"),
+    *(f"app/test_{name}" for name in ("cli", "fine_tuning", "model_turns", "replicated_client", "schemathesis", "train")),
+    *("app/test_responses_store", "cuda/test_compile.py::test_every"),
+    *(f"engine/test_{name}" for name in ("client", "embeddings_engine", "pretraining", "process", "sleep")),
+    *("engine/speculation/test_distribution", "engine/gguf/test_gguf_mutations"),
+    *(f"faults/test_{name}" for name in ("admin_port", "descriptors", "foreign_pages", "full_disk", "overload")),
+    *("faults/test_processes", "faults/test_signals"),
 )
+OF_SERVERS = "e2e/"  # as thorough, but for these
+SERVERS_TESTED_ALWAYS = ("e2e/test_deploy", "e2e/test_http_streaming", "e2e/test_models", "e2e/test_sdk")
+# Of the others those that take seconds; not in `make test-fast`.
+SLOW = (
+    *("e2e/", "faults/", "page/", "simulation/"),
+    *("app/test_batches", "app/test_hub", "app/test_model_commands", "app/test_store", "app/test_tools_grammar"),
+    *("cuda/test_compile", "cuda/test_launch_steps", "structure/test_docs_examples", "wire/test_sdk_helpers"),
+    *(f"engine/test_{name}" for name in ("cuda_graphs", "golden", "grammar", "partition", "tensor_parallel")),
+    *("engine/gguf/test_gguf_tokenizer", "engine/speculation/test_chain", "engine/speculation/test_same_tokens"),
+)
+
+
+def is_thorough(name: str) -> bool:
+    return name.startswith(THOROUGH) or (name.startswith(OF_SERVERS) and not name.startswith(SERVERS_TESTED_ALWAYS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.removeprefix("tests/").startswith(SLOW):
+        name = item.nodeid.removeprefix("tests/")
+        if is_thorough(name):
+            item.add_marker("thorough")
+        elif name.startswith(SLOW):
             item.add_marker("slow")
 
 
