@@ -1,0 +1,136 @@
+"""Forms of a model folder: its weights as they are, and quantised in every way that is evaluated.
+
+Every scheme rounds to nearest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from tessera.engine.contract.errors import ModelError
+from tessera.engine.formats import WeightFormat, WeightPart
+from tessera.engine.formats.format import Float32Array, TensorLayout
+from tessera.engine.models.config import load_config
+from tessera.engine.models.quantised.rounded import RoundingName
+from tessera.engine.models.weights.loader import load_weights
+from tessera.engine.models.weights.rounding import rounded_while_loading
+from tessera.engine.models.weights.safetensors import SafetensorsFile
+from tessera.engine.ops.make import make_ops
+from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy
+from tests.evaluation.scoring import Form, StepMemory
+from tests.support import quantisers
+from tests.support.op_cases import Array
+from tests.support.quantisers import SCHEMES, Scheme, gptq_config, pack_tensors, packed_config, write_tensors
+
+BLOCKS = {**SCHEMES["deepseek"].config, "weight_block_size": [128, 128]}
+PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+# How a folder of it is made, what is asked for at the start, or the dtype of plain weights and of activations.
+Way: TypeAlias = "Scheme | RoundingName | np.dtype[Any]"
+PLAIN, SIXTEEN_BITS = "float32", "bfloat16"
+WAYS: dict[str, Way] = {  # by the name in the table
+    PLAIN: float32,
+    SIXTEEN_BITS: bfloat16,
+    "FP8 by row, activations by token": SCHEMES["fp8-channel"],
+    "FP8 by tensor, activations by token": Scheme(PER_TENSOR, lambda w: quantisers.fp8(w, None)),
+    "FP8 in blocks of 128 x 128, activations in 128": Scheme(
+        BLOCKS, lambda w: quantisers.fp8(w, (128, 128), name="weight_scale_inv")
+    ),
+    "`--quantization fp8`": "fp8",
+    "INT8 by row, activations by token": SCHEMES["w8a8"],
+    "8 bits in groups of 128": Scheme(
+        packed_config(8, 128, symmetric=True), lambda w: quantisers.compressed(w, 8, 128, symmetric=True)
+    ),
+    "GPTQ, 8 bits in rows": Scheme(gptq_config(8, -1), lambda w: quantisers.gptq(w, 8, -1, symmetric=True)),
+    "4 bits in groups of 128": Scheme(
+        packed_config(4, 128, symmetric=True), lambda w: quantisers.compressed(w, 4, 128, symmetric=True)
+    ),
+    "4 bits in groups of 32, with zeros": SCHEMES["w4a16-asymmetric"],
+    "AWQ's form, groups of 64": Scheme({**SCHEMES["awq"].config, "group_size": 64}, lambda w: quantisers.awq(w, 64)),
+    "GPTQ's form, groups of 32, order of activations": SCHEMES["gptq-actorder"],
+    "NF4 in blocks of 64, quantised twice": Scheme(SCHEMES["nf4"].config, lambda w: quantisers.nf4(w, 64, nested=True)),
+    "MLX, 4 bits in groups of 64": Scheme(
+        {"group_size": 64, "bits": 4}, lambda w: quantisers.mlx(w, 4, 64), "quantization", embeddings=True
+    ),
+    "`--quantization int4`": "int4",
+}
+
+
+class Loaded(NamedTuple):
+    form: Form
+    nbytes: int  # of weights
+
+
+class Forms:
+    """Those of the model in the folder `source`; files of quantised ones are written to `work`."""
+
+    def __init__(self, source: Path, work: Path) -> None:
+        self._source, self._work = source, work
+        self._memories: dict[np.dtype[Any], StepMemory] = {}
+
+    def load(self, way: Way) -> Loaded | None:
+        """None where the model's sizes do not fit the scheme."""
+        try:
+            if isinstance(way, Scheme):
+                return self._load(_quantised_folder(self._source, self._work, way))
+            if isinstance(way, str):
+                return self._load(self._source, quantization=way)
+            return self._load(self._source, way)
+        except (ValueError, ModelError):
+            return None
+
+    def _load(
+        self, folder: Path, dtype: np.dtype[Any] = float32, *, quantization: RoundingName | None = None
+    ) -> Loaded:
+        config, ops = load_config(folder), make_ops(CPU)
+        if quantization is not None:
+            config = rounded_while_loading(config, quantization, folder)
+        weights = load_weights(folder, config, dtype, ops)
+        nbytes = weights.nbytes
+        for weight in weights.linear_weights():
+            object.__setattr__(weight, "parts", tuple(map(_dequantised, weight.parts)))
+        if dtype not in self._memories:
+            self._memories[dtype] = StepMemory(config, dtype)
+        return Loaded(Form(config, weights, ops, self._memories[dtype]), nbytes)
+
+
+def _quantised_folder(source: Path, work: Path, scheme: Scheme) -> Path:
+    """The last one's files are replaced: they have been read."""
+    file = SafetensorsFile(source / "model.safetensors")
+    tensors, _ = pack_tensors({name: file.tensor(name).astype(np.float32) for name in sorted(file.names)}, scheme)
+    config = json.loads((source / "config.json").read_text())
+    (work / "config.json").write_text(json.dumps({**config, scheme.key: scheme.config}))
+    (work / "model.safetensors").unlink(missing_ok=True)
+    write_tensors(work / "model.safetensors", tensors)
+    return work
+
+
+@dataclass(frozen=True)
+class Dequantised(WeightFormat, abstract=True):
+    """`values` [R, K] float32, and activations as `inner` takes them: a text does not dequantise weights again."""
+
+    inner: WeightFormat
+
+    name = "dequantised"
+    tensor_names = ("values",)
+
+    def layout(self, rows: int, columns: int) -> tuple[TensorLayout, ...]:
+        return (TensorLayout((rows, columns), float32),)
+
+    def dequantize(self, arrays: Mapping[str, Array], rows: slice | Array) -> Float32Array:
+        found: Float32Array = arrays["values"][rows]
+        return found
+
+    def input_of(self, x: Float32Array) -> Float32Array:
+        return self.inner.input_of(x)
+
+
+def _dequantised(part: WeightPart) -> WeightPart:
+    arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
+    values = from_numpy(part.format.dequantize(arrays, slice(None)), CPU)
+    return WeightPart(Dequantised(part.format), part.shape, {"values": values})
