@@ -34,7 +34,7 @@ def kernels() -> dict[str, Any]:
 
 @cache
 def quantisation() -> dict[str, Any]:
-    """The table of quality by quantisation, as `tests.evaluation.quantisation` writes it."""
+    """Tables of quality by quantisation, as `tests.evaluation.quantisation` writes them; a list in a cell is a pair."""
     return _read("quantisation.json")
 
 
@@ -178,9 +178,18 @@ def kernel_table(name: str) -> str:
 
 
 def quality_table() -> str:
-    table = quantisation()["quality"]
-    rows = [[cells[0], *("-" if cell is None else number(cell) for cell in cells[1:])] for cells in table["rows"]]
-    return with_source(markdown_table(table["columns"], rows), table)
+    """One for each model, below each other."""
+    tables = []
+    for part in quantisation().values():
+        rows = [[name, *map(_quality, cells)] for name, *cells in part["rows"]]
+        tables.append(with_source(markdown_table(part["columns"], rows), part))
+    return "\n\n".join(tables)
+
+
+def _quality(cell: Any) -> str:
+    if isinstance(cell, list):
+        return ", ".join(map(number, cell))
+    return "-" if cell is None else number(cell)
 
 
 def _cell(cell: Any) -> str:

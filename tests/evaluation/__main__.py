@@ -29,9 +29,7 @@ from rich.table import Table
 from tessera.engine.builtin.training.conversation import Conversation, Split
 from tessera.engine.builtin.training.corpus import cases, skills_of
 from tests.bench.serve import server
-from tests.evaluation.judge import is_right, request_of
-
-SPLITS: dict[str, Split] = {"usual": "test", "held-out": "phrasings"}
+from tests.evaluation.judge import SPLITS, is_right, request_of
 
 
 async def evaluate(

@@ -36,12 +36,11 @@ PLAIN, SIXTEEN_BITS = "float32", "bfloat16"
 WAYS: dict[str, Way] = {  # by the name in the table
     PLAIN: float32,
     SIXTEEN_BITS: bfloat16,
-    "FP8 by row, activations by token": SCHEMES["fp8-channel"],
+    "FP8 by row, activations by token; `--quantization fp8`": "fp8",
     "FP8 by tensor, activations by token": Scheme(PER_TENSOR, lambda w: quantisers.fp8(w, None)),
     "FP8 in blocks of 128 x 128, activations in 128": Scheme(
         BLOCKS, lambda w: quantisers.fp8(w, (128, 128), name="weight_scale_inv")
     ),
-    "`--quantization fp8`": "fp8",
     "INT8 by row, activations by token": SCHEMES["w8a8"],
     "8 bits in groups of 128": Scheme(
         packed_config(8, 128, symmetric=True), lambda w: quantisers.compressed(w, 8, 128, symmetric=True)
@@ -59,6 +58,7 @@ WAYS: dict[str, Way] = {  # by the name in the table
     ),
     "`--quantization int4`": "int4",
 }
+PROMISED = [PLAIN, SIXTEEN_BITS, *(name for name in WAYS if name.startswith("FP8"))]  # to be within half a point
 
 
 class Loaded(NamedTuple):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tessera.engine.builtin.training.conversation import Conversation, Message
+from tessera.engine.builtin.training.conversation import Conversation, Message, Split
+
+SPLITS: dict[str, Split] = {"usual": "test", "held-out": "phrasings"}  # by the phrasings of what is asked
 
 
 def request_of(conversation: Conversation, model: str) -> dict[str, Any]:

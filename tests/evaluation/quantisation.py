@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from datetime import date
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,19 +28,20 @@ from tessera.engine.builtin.training.conversation import Conversation, Split
 from tessera.engine.builtin.training.corpus import cases, skills_of
 from tessera.engine.builtin.training.render import FOLDER as BUILTIN
 from tessera.engine.builtin.training.render import render
-from tests.evaluation.forms import PLAIN, SIXTEEN_BITS, WAYS, Forms
+from tests.evaluation.forms import PLAIN, PROMISED, SIXTEEN_BITS, WAYS, Forms, Loaded
+from tests.evaluation.judge import SPLITS
 from tests.evaluation.scoring import Pairs, Scores, Text, in_steps
 
-COLUMNS = ("KiB", "difference, 0.001", "KL, 0.001")
-CASE_COLUMNS = ("right, %", "only 16 bits / only this", "points from 16 bits, 95 %")
+# Of a model with cases: how many only 16 bits, and only this way, has right; and the interval of the difference.
+CASE_COLUMNS = ("cases", "right, %", "only 16 bits, only this", "points from 16 bits, 95 %")
 Cell: TypeAlias = "str | float | list[int] | list[float] | None"
 
 
-def held_out(count: int, split: Split = "test") -> list[Text]:
-    """Answers of `count` cases of each skill."""
+def held_out(count: int, split: Split, *, after: int = 0) -> list[Text]:
+    """Answers of `count` cases of each skill, skill by skill in turn; those that come `after` so many others."""
     tokenizer = Tokenizer.from_file(str(BUILTIN / "tokenizer.json"))
-    chosen = [case for skill in skills_of(split) for case in cases(skill, seed=1, count=count, split=split)]
-    return [_text(tokenizer, case) for case in chosen]
+    of_skills = (cases(skill, seed=1, count=after + count, split=split)[after:] for skill in skills_of(split))
+    return [_text(tokenizer, case) for turn in zip_longest(*of_skills) for case in turn if case is not None]
 
 
 def _text(tokenizer: Tokenizer, case: Conversation) -> Text:
@@ -75,58 +77,50 @@ class Row(NamedTuple):
 Rows: TypeAlias = "dict[str, Row | None]"
 
 
-def rows_of(source: Path, texts: list[Text], title: str) -> Rows:
-    """Of each way; None where the model's sizes do not fit it."""
+def rows_of(source: Path, texts: list[Text], further: list[Text], title: str) -> Rows:
+    """Of each way, None where the model's sizes do not fit it; `further` texts are for those of `PROMISED` alone."""
     with tempfile.TemporaryDirectory() as work:
         forms = Forms(source, Path(work))
-        loaded = {name: forms.load(way) for name, way in WAYS.items()}
-    scores = {name: Scores() for name, found in loaded.items() if found is not None}
-    for step in track(list(in_steps(texts)), title, console=Console(stderr=True)):
-        plain: Any = None
-        for name, found in loaded.items():
-            if found is not None:
-                logprobs = found.form.log_probabilities(step)
-                plain = logprobs if name == PLAIN else plain
-                scores[name].add(step, logprobs, plain)
-    sixteen = scores[SIXTEEN_BITS].right
-    return {
-        name: found and Row(scores[name], Pairs.of(sixteen, scores[name].right) if sixteen else None, found.nbytes)
-        for name, found in loaded.items()
-    }
+        loaded = {name: found for name, way in WAYS.items() if (found := forms.load(way)) is not None}
+    scores = {name: Scores() for name in loaded}
+    promised = [name for name in PROMISED if name in loaded]
+    steps = [*((step, list(loaded)) for step in in_steps(texts)), *((step, promised) for step in in_steps(further))]
+    for step, names in track(steps, title, console=Console(stderr=True)):
+        plain = loaded[PLAIN].form.log_probabilities(step)
+        for name in names:
+            found = plain if name == PLAIN else loaded[name].form.log_probabilities(step)
+            scores[name].add(step, found, plain)
+    return {name: _row(scores[name], scores[SIXTEEN_BITS], loaded[name]) if name in loaded else None for name in WAYS}
 
 
-def cells_of(row: Row | None, *, judged: bool) -> list[Cell]:
-    """Of `COLUMNS`, and of `CASE_COLUMNS` after the first where there are cases."""
-    if row is None:
-        return [None] * (len(COLUMNS) + judged * len(CASE_COLUMNS))
-    size, *figures = (
-        round(row.nbytes / 1024),
-        round(1000 * row.scores.mean_difference, 1),
-        round(1000 * row.scores.mean_divergence, 2),
-    )
-    if row.pairs is None or row.scores.share is None:
-        return [size, *figures]
-    points = [round(100 * bound, 2) for bound in row.pairs.interval()]
-    return [size, round(100 * row.scores.share, 1), [row.pairs.lost, row.pairs.gained], points, *figures]
+def _row(scores: Scores, sixteen: Scores, loaded: Loaded) -> Row:
+    pairs = Pairs.of(sixteen.right[: len(scores.right)], scores.right) if scores.right else None
+    return Row(scores, pairs, loaded.nbytes)
 
 
-def columns_of(*, judged: bool) -> list[str]:
-    return [COLUMNS[0], *(CASE_COLUMNS if judged else ()), *COLUMNS[1:]]
-
-
-def part_of(title: str, rows: Rows, texts: list[Text], command: str) -> dict[str, Any]:
+def part_of(title: str, rows: Rows, command: str) -> dict[str, Any]:
     """A part of `docs/figures/quantisation.json`."""
     commit = subprocess.run(("git", "rev-parse", "--short", "HEAD"), check=True, capture_output=True, text=True)
-    judged = sum(bool(text.judged.any()) for text in texts)
+    plain = rows[PLAIN]
+    assert plain is not None
+    columns = [title, "KiB", *(CASE_COLUMNS if plain.pairs else ()), "difference, 0.001", "KL, 0.001"]
     return {
         "date": date.today().isoformat(),
         "commit": commit.stdout.strip(),
         "device": "CPU, products in float32",
         "command": command,
-        "cases": judged,
-        "columns": [title, *columns_of(judged=judged > 0)],
-        "rows": [[name, *cells_of(row, judged=judged > 0)] for name, row in rows.items()],
+        "columns": columns,
+        "rows": [[name, *(cells_of(row) if row else [None] * (len(columns) - 1))] for name, row in rows.items()],
     }
+
+
+def cells_of(row: Row) -> list[Cell]:
+    scores, pairs = row.scores, row.pairs
+    cells: list[Cell] = [round(row.nbytes / 1024)]
+    if pairs is not None:
+        points = [round(100 * bound, 2) for bound in pairs.interval()]
+        cells += [pairs.count, round(100 * scores.share, 1), [pairs.lost, pairs.gained], points]
+    return [*cells, round(1000 * scores.mean_difference, 1), round(1000 * scores.mean_divergence, 2)]
 
 
 def shown(cell: Cell) -> str:
@@ -137,18 +131,27 @@ def shown(cell: Cell) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.evaluation.quantisation", description=__doc__)
-    parser.add_argument("--count", type=int, default=100, help="cases a skill (%(default)s)")
+    parser.add_argument("--count", type=int, default=50, help="cases a skill (%(default)s)")
+    parser.add_argument(
+        "--further",
+        type=int,
+        default=150,
+        help="more of them for 16 bits and FP8, whose distance is promised (%(default)s)",
+    )
+    parser.add_argument("--phrasings", choices=SPLITS, default="usual", help="how cases are asked for (%(default)s)")
     parser.add_argument("--stories", type=Path, help="folder of stories260K")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write docs/figures/quantisation.json, or its like")
     options = parser.parse_args()
-    models = {"demonstration model": (BUILTIN, held_out(options.count))}
+    split = SPLITS[options.phrasings]
+    texts, further = held_out(options.count, split), held_out(options.further, split, after=options.count)
+    models = {"demonstration model": (BUILTIN, texts, further)}
     if options.stories is not None:
-        models["stories260K"] = (options.stories, stories(options.stories))
-    command = f"python -m tests.evaluation.quantisation --count {options.count}"
+        models["stories260K"] = (options.stories, stories(options.stories), [])
+    command = f"python -m tests.evaluation.quantisation --count {options.count} --further {options.further}"
     parts = {}
-    for title, (folder, texts) in models.items():
-        part = parts[title] = part_of(title, rows_of(folder, texts, title), texts, command)
-        table = Table(*part["columns"], title=f"{len(texts)} texts")
+    for title, given in models.items():
+        part = parts[title] = part_of(title, rows_of(*given, title), command)
+        table = Table(*part["columns"])
         for row in part["rows"]:
             table.add_row(*map(shown, row))
         Console(width=140).print(table)

@@ -1,7 +1,7 @@
 """Texts scored by several forms of one model: log-probabilities beside the plain form's, and cases that are right.
 
 A case is right where each token of its last answer is the likeliest after those before it, as greedy decoding has it.
-All forms score the same texts, and what counts is on how many cases two of them differ: two shares of some hundred cases
+All forms score the same texts, and what counts is on how many cases two of them differ: two shares of a thousand cases
 are too uncertain, each by itself, to see half a point between them.
 """
 
@@ -152,13 +152,13 @@ class Scores:
         return self.divergence / self.count
 
     @property
-    def share(self) -> float | None:
-        """Of the cases that are right; None without any."""
-        return sum(self.right) / len(self.right) if self.right else None
+    def share(self) -> float:
+        """Of the cases that are right; there must be some."""
+        return sum(self.right) / len(self.right)
 
 
 class Pairs(NamedTuple):
-    """The same cases by two forms: how many only the first has right, how many only the second, and how many there are."""
+    """The same `count` cases by two forms: how many only the first has right, and how many only the second."""
 
     lost: int
     gained: int
