@@ -19,7 +19,18 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from tessera.app.anthropic.tools import OwnTool
-from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Label, Off, Text, TextContent, TextPart, wrong
+from tessera.app.schema.fields import (
+    MAX_NAME,
+    MAX_PARTS,
+    Entries,
+    JsonObject,
+    Label,
+    Off,
+    Text,
+    TextContent,
+    TextPart,
+    wrong,
+)
 from tessera.app.schema.request import log_once
 
 Effort: TypeAlias = Literal["low", "medium", "high", "xhigh", "max"]
@@ -148,7 +159,7 @@ ResultBlock = Annotated[
     | Annotated[OtherBlock, Tag("other")],
     TypeOrOther(_RESULT_TYPES),
 ]
-ResultBlocks = Annotated[list[ResultBlock], Field(max_length=MAX_PARTS)]
+ResultBlocks = Annotated[Entries[ResultBlock], Field(max_length=MAX_PARTS)]
 
 
 class ToolUseBlock(Block):
@@ -254,7 +265,7 @@ ContentBlock = Annotated[
     | Annotated[OtherBlock, Tag("other")],
     TypeOrOther(_MESSAGE_TYPES),
 ]
-Blocks = Annotated[list[ContentBlock], Field(max_length=MAX_PARTS)]
+Blocks = Annotated[Entries[ContentBlock], Field(max_length=MAX_PARTS)]
 
 
 class MessageOutputConfig(BaseModel):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from tessera.app.anthropic.blocks import Block, Message, ThinkingBlock, ToolResultBlock, ToolUseBlock, TypeOrOther
-from tessera.app.schema.fields import MAX_INT32, MAX_NAME, TextPart
+from tessera.app.schema.fields import MAX_INT32, MAX_NAME, Entries, TextPart, at_most
 from tessera.app.schema.request import log_once
 
 MAX_EDITS = 16
@@ -20,7 +20,7 @@ CLEARED = "[Old tool result content cleared]"
 DEFAULT_TRIGGER_TOKENS = 100_000
 DEFAULT_KEPT_TOOL_USES = 3
 
-Names = Annotated[list[Annotated[str, Field(max_length=MAX_NAME)]], Field(max_length=MAX_EXCLUDED)]
+Names = Annotated[Entries[Annotated[str, Field(max_length=MAX_NAME)]], Field(max_length=MAX_EXCLUDED)]
 CountTokens: TypeAlias = Callable[[Sequence[Message]], Awaitable[int]]
 
 
@@ -137,7 +137,7 @@ class ContextManagement(BaseModel):
     """Edits of the history, applied in their order."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-    edits: list[Edit] = Field(default=[], max_length=MAX_EDITS)
+    edits: Annotated[list[Edit], at_most(MAX_EDITS)] = Field(default=[], max_length=MAX_EDITS)
 
     async def edit(
         self, messages: Sequence[Message], count: CountTokens

@@ -18,6 +18,7 @@ from tessera.app.schema.fields import (
     MAX_NAME,
     MAX_STOP_LENGTH,
     MAX_STOPS,
+    Entries,
     JsonObject,
     Label,
     Off,
@@ -80,7 +81,7 @@ class OutputConfig(BaseModel):
 
 
 StopSequences = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
+    Entries[Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]], Field(max_length=MAX_STOPS)
 ]
 
 
@@ -96,10 +97,10 @@ class MessagesPrompt(RequestModel):
     examples: ClassVar[Mapping[str, Mapping[str, Any]]] = {"plain": {"model": "MODEL", "messages": HELLO}}
 
     model: str = Field(max_length=MAX_NAME)
-    messages: Annotated[list[Message], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[Entries[Message], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: OptionalText = None
     tools: Annotated[
-        list[AnyTool] | None,
+        Entries[AnyTool] | None,
         Field(max_length=MAX_TOOLS),
         BeforeValidator(own_tools),
     ] = None

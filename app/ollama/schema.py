@@ -19,12 +19,14 @@ from tessera.app.schema.fields import (
     MAX_PROMPT_IDS,
     MAX_PROMPTS,
     MAX_TOKEN_ID,
+    Entries,
     JsonObject,
     ModelName,
     Off,
     On,
     Text,
     at_most,
+    ids_from,
     integer,
     wrong,
 )
@@ -93,6 +95,7 @@ Context = Annotated[
     list[Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]],
     Field(max_length=MAX_PROMPT_IDS, description="What an earlier response returned as its `context`."),
     at_most(MAX_PROMPT_IDS),
+    ids_from(0),
 ]
 
 
@@ -128,7 +131,7 @@ class OllamaChatRequest(OllamaRequest):
         },
     }
 
-    messages: Annotated[list[OllamaMessage], at_most(MAX_MESSAGES)] = Field(default=[], max_length=MAX_MESSAGES)
+    messages: Annotated[Entries[OllamaMessage], at_most(MAX_MESSAGES)] = Field(default=[], max_length=MAX_MESSAGES)
     tools: Tools | None = None
 
     def check(self) -> None:

@@ -15,6 +15,7 @@ from tessera.app.schema.custom_tools import arguments_of
 from tessera.app.schema.fields import (
     MAX_INT32,
     MAX_NAME,
+    Entries,
     JsonObject,
     Off,
     Text,
@@ -99,7 +100,7 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | None, PlainValidator(_content, json_schema_input_type=TextContent | None)] = None
     name: str | None = Field(default=None, max_length=MAX_NAME)
-    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
+    tool_calls: Entries[ToolCall] | None = Field(default=None, max_length=MAX_TOOL_CALLS)
     tool_call_id: str | None = Field(default=None, max_length=MAX_NAME)
     refusal: Text | None = None
     reasoning: Text | None = None
@@ -155,7 +156,7 @@ class ChatMessage(BaseModel):
 class ConversationFields(RequestModel):
     """The fields that decide the prompt; /tokenize has them too."""
 
-    messages: Annotated[list[ChatMessage], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[Entries[ChatMessage], at_most(MAX_MESSAGES)] = Field(min_length=1, max_length=MAX_MESSAGES)
     add_generation_prompt: StrictBool | None = None
     continue_final_message: Off = False
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
@@ -164,7 +165,7 @@ class ConversationFields(RequestModel):
         description="A variable of the chat template, with enable_thinking false for none; no effect on other models.",
     )
     tools: Tools | None = None
-    documents: list[JsonObject] | None = Field(
+    documents: Entries[JsonObject] | None = Field(
         default=None, max_length=MAX_DOCUMENTS, description="Documents that the chat template shows to the model."
     )
 

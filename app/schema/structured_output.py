@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias
 
 import orjson
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from tessera.app.schema.fields import JsonObject, wrong
+from tessera.app.schema.fields import Entries, JsonObject, wrong
 from tessera.app.schema.json_schema import enforceable_schema
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import MAX_GRAMMAR_LENGTH, Grammar
@@ -69,7 +70,9 @@ AnyFormat: TypeAlias = TextFormat | JsonObjectFormat | JsonSchemaFormat
 ResponseFormat = Annotated[AnyFormat, Field(discriminator="type")]
 
 
-Choices = Annotated[list[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_STRINGS), AfterValidator(_not_empty)]
+Choices = Annotated[
+    Entries[GrammarText], Field(min_length=1, max_length=MAX_CHOICE_STRINGS), AfterValidator(_not_empty)
+]
 
 # Older names of the fields of `structured_outputs`.
 GuidedJson = Annotated[JsonObject | GrammarText | None, Field(description="As structured_outputs.json.")]
@@ -106,6 +109,13 @@ class StructuredOutputs(BaseModel):
     disable_additional_properties: Literal[False] | None = None
     whitespace_pattern: None = None
     structural_tag: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_few_names(cls, value: Any) -> Any:
+        """One name too many is as wrong as a thousand, of each of which pydantic would make an error."""
+        most = len(cls.model_fields) + 1
+        return dict(islice(value.items(), most)) if type(value) is dict and len(value) > most else value
 
 
 def schema_grammar(schema: dict[str, Any], param: str, *, strict: bool = False) -> Grammar:

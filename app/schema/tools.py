@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from tessera.app.schema.custom_tools import CustomTool
-from tessera.app.schema.fields import JsonObject, wrong
+from tessera.app.schema.fields import Entries, JsonObject, wrong
 from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, MAX_TOOL_NAME, TOOL_NAME, ToolName
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -158,7 +158,7 @@ class AllowedTools(BaseModel):
     """The tools of `allowed_tools`."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[Entries[NamedFunctionChoice | NamedCustomChoice], Field(min_length=1, max_length=MAX_TOOLS)]
 
 
 class AllowedToolsChoice(BaseModel):
@@ -168,7 +168,9 @@ class AllowedToolsChoice(BaseModel):
     allowed_tools: AllowedTools
 
 
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, description=f"The model may call them; at most {MAX_TOOLS}.")]
+Tools = Annotated[
+    Entries[Tool], Field(max_length=MAX_TOOLS, description=f"The model may call them; at most {MAX_TOOLS}.")
+]
 ToolChoiceField = Annotated[
     ToolChoice | None,
     PlainValidator(

@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -16,19 +16,26 @@ from fastapi import FastAPI, Request
 from fastapi.routing import _IncludedRouter
 from pydantic import ValidationError
 
+from tessera.app.anthropic.schema import MessagesRequest
 from tessera.app.generate.admission import CHOICES_AT_A_TIME
 from tessera.app.generate.completion import Completion, num_values
 from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, MAX_INLINE_TEXTS, are_small, checked_token_ids
 from tessera.app.http.body import MAX_INLINE_ITEMS, MAX_INLINE_VALUES, built, run_in_turn
 from tessera.app.ollama.messages import OllamaMessage, chat_messages
+from tessera.app.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from tessera.app.openai.chat import routes as chat_routes
+from tessera.app.openai.chat.schema import ChatCompletionRequest
 from tessera.app.openai.completions import routes as completion_routes
+from tessera.app.openai.responses.schema import ResponsesRequest
 from tessera.app.openai.tokenize import routes as tokenize_routes
-from tessera.app.openai.tokenize.schema import DetokenizeRequest, _validate_token_ids
+from tessera.app.openai.tokenize.schema import DetokenizeRequest
 from tessera.app.schema.chat import ChatRequest
+from tessera.app.schema.fields import ids_from
+from tessera.app.schema.request import MAX_WHOLE_FLOATS, parse_request
 from tessera.app.server.http_server import prepare_routes
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
+from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import AbortRequests, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORDS, SamplingParams
 from tessera.engine.core.scheduler import MAX_MATCHED_BLOCKS
@@ -208,11 +215,60 @@ def test_fault_stalls_a_million_ids_are_validated_without_pydantic() -> None:
         raise AssertionError("pydantic holds the interpreter's lock for all of them")
 
     ids = [*range(1000), -(2**63), 2**63 - 1]
-    assert _validate_token_ids(ids, validate) == ids
+    assert cast(Any, ids_from(-(2**63)).func)(ids, validate) == ids
     assert DetokenizeRequest.model_validate({"tokens": [*ids, 2**63]}).tokens[-1] == 2**63
     for wrong in ([True], ["1"], [1.5], [None], [2**63 + 1], 5):
         with pytest.raises(ValidationError):
             DetokenizeRequest.model_validate({"tokens": wrong})
+
+
+WRONG_ENTRIES = {
+    "chat": (ChatCompletionRequest, {"messages": [HELLO]}, ["messages", "tools", "functions", "documents"]),
+    "ids": (
+        ChatCompletionRequest,
+        {"messages": [HELLO]},
+        ["stop_token_ids", "allowed_token_ids", "logprob_token_ids", "bad_words", "stop"],
+    ),
+    "responses": (ResponsesRequest, {"input": "hello"}, ["input", "tools", "include"]),
+    "messages": (
+        MessagesRequest,
+        {"model": "tiny", "messages": [HELLO], "max_tokens": 1},
+        ["messages", "tools", "stop_sequences"],
+    ),
+    "ollama": (OllamaChatRequest, {}, ["messages", "tools"]),
+    "context": (OllamaGenerateRequest, {"prompt": "hello"}, ["context"]),
+    "detokenize": (DetokenizeRequest, {}, ["tokens"]),
+}
+
+
+@pytest.mark.parametrize("entry", [[], {}, "x", 1.5])
+@pytest.mark.parametrize("name", WRONG_ENTRIES)
+def test_fault_stalls_no_error_is_made_of_each_wrong_entry(name: str, entry: Any) -> None:
+    """Pydantic holds the interpreter's lock for 5 us an error: 100 ms for a body of 64 KB."""
+    model, body, fields = WRONG_ENTRIES[name]
+    for field in fields:
+        entries = [5 if field in ("documents", "bad_words", "stop", "stop_sequences") else entry]
+        with pytest.raises(ValidationError) as refused:
+            model.model_validate({**body, field: entries * 1000})
+        assert refused.value.error_count() <= MAX_WHOLE_FLOATS + 1, field
+        with pytest.raises(InvalidRequestError, match=rf"^{field}"):
+            parse_request(model, {**body, field: entries * 1000})
+
+
+@pytest.mark.parametrize("field", ["structured_outputs", "metadata"])
+def test_fault_stalls_no_error_is_made_of_each_wrong_name(field: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ChatCompletionRequest.model_validate({"messages": [HELLO], field: {f"name{n}": 1 for n in range(1000)}})
+    assert refused.value.error_count() < 20
+
+
+def test_many_ids_may_be_written_as_floats_in_part() -> None:
+    ids: list[float] = [*range(1000), *(float(n) for n in range(MAX_WHOLE_FLOATS))]
+    found = parse_request(ChatCompletionRequest, {"messages": [HELLO], "allowed_token_ids": ids})
+    assert found.allowed_token_ids == tuple(map(int, ids))
+    assert all(type(each) is int for each in found.allowed_token_ids)
+    with pytest.raises(InvalidRequestError, match=r"^allowed_token_ids\[1000\] must be an integer"):
+        parse_request(ChatCompletionRequest, {"messages": [HELLO], "allowed_token_ids": [*range(1000), *[0.0] * 65]})
 
 
 def test_fault_stalls_many_choices_are_made_in_several_turns_of_the_loop(

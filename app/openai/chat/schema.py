@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, m
 
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.examples import HELLO, WEATHER_FUNCTION
-from tessera.app.schema.fields import Metadata, Off, On, Text, TextContent, text_of, wrong
+from tessera.app.schema.fields import Entries, Metadata, Off, On, Text, TextContent, text_of, wrong
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.app.schema.tools import (
@@ -66,7 +66,7 @@ class ChatCompletionRequest(ChatRequest):
         "tools": {"model": "MODEL", "messages": HELLO, "tools": [{"type": "function", "function": WEATHER_FUNCTION}]},
     }
 
-    functions: list[ToolFunction] | None = Field(
+    functions: Entries[ToolFunction] | None = Field(
         default=None, max_length=MAX_TOOLS, description="The older form of tools; one call at most is made."
     )
     function_call: Annotated[

@@ -23,7 +23,7 @@ from pydantic import (
 from tessera.app.openai.conversations.configuration import ReasoningConfig, TextConfig
 from tessera.app.openai.conversations.tools import ResponseTool
 from tessera.app.schema.chat import MAX_MESSAGES
-from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, JsonObject, Text, at_most, text_of, wrong
+from tessera.app.schema.fields import MAX_NAME, MAX_PARTS, Entries, JsonObject, Text, at_most, text_of, wrong
 from tessera.app.schema.tools import MAX_TOOLS
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -56,7 +56,7 @@ class InputText(BaseModel):
     text: Text
 
 
-ItemText = Text | Annotated[list[InputText], Field(max_length=MAX_PARTS)]
+ItemText = Text | Annotated[Entries[InputText], Field(max_length=MAX_PARTS)]
 
 
 def _text_or_none(value: Any) -> str | None:
@@ -200,7 +200,7 @@ class AdditionalToolsItem(Item):
 
     type: Literal["additional_tools"]
     role: Literal["developer"] = "developer"
-    tools: list[ResponseTool] = Field(max_length=MAX_TOOLS)
+    tools: Entries[ResponseTool] = Field(max_length=MAX_TOOLS)
 
 
 class ConfigurationUpdateItem(Item):
@@ -268,7 +268,7 @@ InputItem = Annotated[
     | Annotated[OtherItem, Tag("other")],
     Discriminator(_item_type),
 ]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), at_most(MAX_MESSAGES)]
+InputItems = Annotated[Entries[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), at_most(MAX_MESSAGES)]
 
 
 def check_readable(items: Sequence[InputItem]) -> None:

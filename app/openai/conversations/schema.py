@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from tessera.app.openai.conversations.items import InputItem, ItemReference
-from tessera.app.schema.fields import Metadata, at_most
+from tessera.app.schema.fields import Entries, Metadata, at_most
 from tessera.app.schema.request import RequestModel
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_NEW_ITEMS = 20
-NewItems = Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS), at_most(MAX_NEW_ITEMS)]
+NewItems = Annotated[Entries[InputItem], Field(max_length=MAX_NEW_ITEMS), at_most(MAX_NEW_ITEMS)]
 HELLO_ITEM = {"role": "user", "content": "Hello!"}
 
 

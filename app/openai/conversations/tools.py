@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from tessera.app.schema.custom_tools import CustomTool
-from tessera.app.schema.fields import MAX_NAME, wrong
+from tessera.app.schema.fields import MAX_NAME, Entries, wrong
 from tessera.app.schema.request import log_once
 from tessera.app.schema.tool_names import MAX_TOOL_DESCRIPTION, MAX_TOOL_NAME, TOOL_NAME, ToolName
 from tessera.app.schema.tools import MAX_TOOLS, Tool, ToolChoice, ToolFunction, allowed_tools
@@ -56,7 +56,7 @@ class NamespaceTool(BaseModel):
     type: Literal["namespace"]
     name: ToolName
     description: str | None = Field(default=None, max_length=MAX_TOOL_DESCRIPTION)
-    tools: list[ClientTool] = Field(max_length=MAX_TOOLS)
+    tools: Entries[ClientTool] = Field(max_length=MAX_TOOLS)
 
 
 class HostedTool(BaseModel):
@@ -175,7 +175,7 @@ class AllowedResponseTools(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedResponseTool] = Field(min_length=1, max_length=MAX_TOOLS)
+    tools: Entries[NamedResponseTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 @dataclass(frozen=True, slots=True)

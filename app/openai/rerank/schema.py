@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, Field, PlainValidator
 
 from tessera.app.openai.embeddings.embedders import MAX_INPUT_CHARS
-from tessera.app.schema.fields import MAX_INT32, Label, ModelName, On, Prompts, at_most, integer, wrong
+from tessera.app.schema.fields import MAX_INT32, Entries, Label, ModelName, On, Prompts, at_most, integer, wrong
 from tessera.app.schema.request import FieldValues, RequestModel
 from tessera.engine.contract.errors import InvalidRequestError
 
@@ -41,7 +41,7 @@ class TextObject(BaseModel):
 
 TextInput = Annotated[str, PlainValidator(_text, json_schema_input_type=BoundedText | TextObject)]
 Texts = Annotated[
-    list[TextInput],
+    Entries[TextInput],
     Field(min_length=1, max_length=MAX_TEXTS, description=f"At most {MAX_TEXTS} strings, or objects with a text."),
     at_most(MAX_TEXTS),
 ]

@@ -15,6 +15,7 @@ from tessera.app.schema.examples import WEATHER_FUNCTION
 from tessera.app.schema.fields import (
     MAX_INT32,
     MAX_NAME,
+    Entries,
     Label,
     Metadata,
     ModelName,
@@ -128,7 +129,7 @@ class ResponsesRequest(SamplingFields):
         1, MAX_INT32, "Most tokens to generate; the rest of the context if omitted."
     )
     max_tool_calls: int | None = integer(1, MAX_INT32, "Limits built-in tools, of which there are none.")
-    tools: list[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tools: Entries[ResponseTool] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_choice: ToolChoiceField = None
     parallel_tool_calls: StrictBool | None = None
     text: TextConfig | None = None
@@ -137,7 +138,7 @@ class ResponsesRequest(SamplingFields):
         default=None, description="auto: the oldest items are dropped if the context is too short for all."
     )
     top_logprobs: int | None = integer(0, MAX_LOGPROBS, "Alternatives to report per token.")
-    include: list[Included] | None = Field(default=None, max_length=64)
+    include: Entries[Included] | None = Field(default=None, max_length=64)
     metadata: Metadata | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(default=None, max_length=64)
     user: Label | None = None
