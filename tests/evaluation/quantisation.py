@@ -23,7 +23,6 @@ from rich.progress import track
 from rich.table import Table
 from tokenizers import Tokenizer
 
-import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from tessera.engine.builtin.training.conversation import Conversation, Split
 from tessera.engine.builtin.training.corpus import cases, skills_of
 from tessera.engine.builtin.training.render import FOLDER as BUILTIN
