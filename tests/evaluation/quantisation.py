@@ -87,8 +87,8 @@ def rows_of(source: Path, texts: list[Text], further: list[Text], title: str) ->
     for step, names in track(steps, title, console=Console(stderr=True)):
         plain = loaded[PLAIN].form.log_probabilities(step)
         for name in names:
-            found = plain if name == PLAIN else loaded[name].form.log_probabilities(step)
-            scores[name].add(step, found, plain)
+            logprobs = plain if name == PLAIN else loaded[name].form.log_probabilities(step)
+            scores[name].add(step, logprobs, plain)
     return {name: _row(scores[name], scores[SIXTEEN_BITS], loaded[name]) if name in loaded else None for name in WAYS}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +157,8 @@ class Scores:
         return sum(self.right) / len(self.right)
 
 
-class Pairs(NamedTuple):
+@dataclass(frozen=True)
+class Pairs:
     """The same `count` cases by two forms: how many only the first has right, and how many only the second."""
 
     lost: int

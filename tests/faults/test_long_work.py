@@ -32,7 +32,7 @@ from tessera.app.openai.tokenize import routes as tokenize_routes
 from tessera.app.openai.tokenize.schema import DetokenizeRequest
 from tessera.app.schema.chat import ChatRequest
 from tessera.app.schema.fields import ids_from
-from tessera.app.schema.request import MAX_WHOLE_FLOATS, parse_request
+from tessera.app.schema.request import MAX_WHOLE_FLOATS, RequestModel, parse_request
 from tessera.app.server.http_server import prepare_routes
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import InvalidRequestError
@@ -222,7 +222,7 @@ def test_fault_stalls_a_million_ids_are_validated_without_pydantic() -> None:
             DetokenizeRequest.model_validate({"tokens": wrong})
 
 
-WRONG_ENTRIES = {
+WRONG_ENTRIES: dict[str, tuple[type[RequestModel], dict[str, Any], list[str]]] = {
     "chat": (ChatCompletionRequest, {"messages": [HELLO]}, ["messages", "tools", "functions", "documents"]),
     "ids": (
         ChatCompletionRequest,
