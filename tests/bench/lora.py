@@ -5,7 +5,7 @@
 runs the model runner alone, with random weights and adapters on all projections, which the rows of a step share evenly.
 It prints the time of a step without adapters, with one for every row, and with one for half of the rows, and the share
 of the base's throughput that is left. The last line is JSON: those shares. With `--variants` the steps with adapters
-are measured once more for each choice that `tessera.engine.ops.cuda.lora` has made, without it.
+are measured once more for each choice that `tessera.engine.ops.cuda.lora.choices` has made, without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tessera.engine.adapters.reader import Adapter, ModuleAdapter
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.models.config import ModelConfig, load_config
-from tessera.engine.ops.cuda import lora
+from tessera.engine.ops.cuda.lora import choices
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.devices import select_device
 from tessera.engine.runner.model_runner import ModelRunner
@@ -111,10 +111,10 @@ def main() -> None:
         folder = BUILTIN if options.model == BUILTIN_NAME else write_model(Path(work), options.model)
         figures.update(measure(make_runner(options, folder, device), options, ""))
         for choice in CHOICES if options.variants else ():
-            setattr(lora, choice, not getattr(lora, choice))
-            title = f"{choice} = {getattr(lora, choice)}, "
+            setattr(choices, choice, not getattr(choices, choice))
+            title = f"{choice} = {getattr(choices, choice)}, "
             shares = measure(make_runner(options, folder, device), options, title)
-            setattr(lora, choice, not getattr(lora, choice))
+            setattr(choices, choice, not getattr(choices, choice))
             figures.update({title + name: share for name, share in shares.items() if name != "base"})
     print(json.dumps(figures))
 

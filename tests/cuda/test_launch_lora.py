@@ -17,7 +17,9 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
-from tessera.engine.ops.cuda.lora import expand_config, expand_shape, shrink_config
+from tessera.engine.ops.cuda.lora.expand import expand_config
+from tessera.engine.ops.cuda.lora.shapes import expand_shape
+from tessera.engine.ops.cuda.lora.shrink import shrink_config
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.cuda.test_launch_steps import StepDevice, batch_of, launches_of
 from tests.support.paths import BUILTIN

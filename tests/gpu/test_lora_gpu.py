@@ -16,7 +16,9 @@ from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.lora import TILE_INTS, can_take_begun, launch_expand_silu_mul, num_slices, num_tiles
+from tessera.engine.ops.cuda.lora.expand import can_take_begun, launch_expand_silu_mul
+from tessera.engine.ops.cuda.lora.groups import TILE_INTS, num_tiles
+from tessera.engine.ops.cuda.lora.shrink import num_slices
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.runner.model_runner import ModelRunner

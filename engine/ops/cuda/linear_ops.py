@@ -18,18 +18,16 @@ from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.decode import takes_sum
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
-from tessera.engine.ops.cuda.lora import (
+from tessera.engine.ops.cuda.lora import instantiations
+from tessera.engine.ops.cuda.lora.expand import (
     BegunAdapters,
     begin_next,
     can_take_begun,
-    groups_size,
-    instantiations,
     launch_expand,
     launch_expand_silu_mul,
-    launch_group_rows,
-    launch_shrink,
-    launch_shrink_norm,
 )
+from tessera.engine.ops.cuda.lora.groups import groups_size, launch_group_rows
+from tessera.engine.ops.cuda.lora.shrink import launch_shrink, launch_shrink_norm
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue, RMSNorm

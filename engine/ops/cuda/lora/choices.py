@@ -1,0 +1,5 @@
+"""What `python -m tests.bench.lora --variants` compares."""
+
+FETCHES_B = True  # whether the product with A of few rows fetches B into L2
+FUSES_NORMS = True  # whether a norm of few rows is beside the product with A
+BEGINS_NEXT = True  # whether the activation of few rows is multiplied with the next product's A where it is made
