@@ -333,13 +333,23 @@ struct RingBlock {
   int split;
 };
 
-// A block's work: one warp group of which two threads copy `steps` steps of a row to the ring, and two that
-// multiply(block) from it.
-template <typename V, typename Multiply>
+// What fills the ring of a product that has nothing but its own steps.
+struct ProductSteps {
+  template <int SHARING, typename Copy>
+  __device__ __forceinline__ RingPosition operator()(const Work<SHARING>& work, Barrier* empty,
+                                                     const Copy& copy) const {
+    return produce(work, empty, copy);
+  }
+};
+
+// A block's work: one warp group of which two threads copy `steps` steps of a row to the ring, each by
+// fill(work, empty, copy), and two that multiply(block) from it.
+template <typename V, typename Multiply, typename Fill = ProductSteps>
 __device__ __forceinline__ void run_block(unsigned char* shared_memory, const TensorMap& x_map,
                                           const TensorMap& x_tail_map, const TensorMap& weight_map, int steps,
                                           int num_rows, int out_features, int splits, int tiles_m_in_l2,
-                                          int stages, int silu_mul, const Multiply& multiply) {
+                                          int stages, int silu_mul, const Multiply& multiply,
+                                          const Fill& fill = {}) {
   using T = typename V::T;
   constexpr int SHARING = V::SHARING;
   __shared__ Barrier full[MAX_STAGES], empty[MAX_STAGES], received;
@@ -382,7 +392,7 @@ __device__ __forceinline__ void run_block(unsigned char* shared_memory, const Te
       const unsigned long long policy =
           num_rows <= V::TILE_M ? evict_first_policy() : evict_unchanged_policy();
       const WeightCopies<V> copy = {ring, full, weight_map, out_features, rank, silu_mul, policy};
-      RingPosition at = produce(work, empty, copy);
+      RingPosition at = fill(work, empty, copy);
       let_next_kernel_start();
       if constexpr (SHARING > 1) {
         // The other block arrives here until it is through with every stage; its copies end before that.
@@ -395,7 +405,7 @@ __device__ __forceinline__ void run_block(unsigned char* shared_memory, const Te
     } else if (threadIdx.x == CONSUMERS + WARP_SIZE) {
       wait_for_earlier_kernels();
       fence_global_for_async();
-      produce(work, empty, RowCopies<V>{ring, full, x_map, x_tail_map, num_rows});
+      fill(work, empty, RowCopies<V>{ring, full, x_map, x_tail_map, num_rows});
     }
     if (splits > 1) cluster_wait();
     return;

@@ -69,6 +69,14 @@ def words_map(words: Tensor, box_rows: int, box_words: int) -> bytes:
     return _encode(words.pointer, True, (columns * 2, rows), strides, (box_words * 2, box_rows), swizzled=swizzled)
 
 
+def as_lines_map(values: Tensor, box_lines: int) -> bytes:
+    """The map of 16-bit floats as lines of 64, 128 bytes, whatever their shape; boxes of lines lie in shared memory as
+    they do here. There must be whole lines."""
+    columns = SWIZZLE_BYTES // 2
+    sizes, box = (columns, values.size // columns), (columns, box_lines)
+    return _encode(values.pointer, values.dtype == bfloat16, sizes, (SWIZZLE_BYTES,), box, swizzled=False)
+
+
 @lru_cache(maxsize=16384)
 def _encode(
     pointer: int,

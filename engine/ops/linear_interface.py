@@ -121,7 +121,8 @@ class LinearOps(LayerOps, CheckedOps):
         """epilogue(prologue(x) W^T + bias); x [M, K], W [N, K] -> [M, N], or [M, N / 2] after a gated activation.
 
         Where the weight has adapters and their selection names rows, each row's adapter adds to its product. The result
-        of a row without one is then that of prologue, product and epilogue done one after the other.
+        of a row without one is then that of prologue, product and epilogue done one after the other, or with product
+        and epilogue in one kernel that of a step without adapters.
 
         The result has x's dtype; without an activation it may be float32 if `out` says so (logits).
         """
@@ -224,6 +225,21 @@ class LinearOps(LayerOps, CheckedOps):
         both. What follows is then `of_norm`."""
         return False
 
+    def _adapted_product(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        stack: LoraStack,
+        rows: AdapterRows,
+        epilogue: Epilogue | None,
+        out: Tensor,
+        *,
+        of_norm: bool = False,
+    ) -> bool:
+        """Behind `_begin_adapters` all that is left: product, adapters and epilogue; False, and nothing done, where no
+        kernel does that at once."""
+        return False
+
     def _finish_adapters(
         self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False
     ) -> None:
@@ -290,6 +306,8 @@ class LinearOps(LayerOps, CheckedOps):
             x = prologue.scratch
         if not of_norm:
             self._begin_adapters(x, stack, rows, product)
+        if self._adapted_product(x, weight, stack, rows, epilogue, out, of_norm=of_norm):
+            return
         self._linear(x, weight, None, epilogue if isinstance(epilogue, Accumulate) else None, product)
         if isinstance(epilogue, Activate):
             after = epilogue.next_weight

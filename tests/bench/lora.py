@@ -34,7 +34,7 @@ from tests.bench.steps import BLOCK_SIZE, STEPS, DecodeSteps, measure_batches
 from tests.support.paths import BUILTIN
 
 BUILTIN_NAME = "builtin"
-CHOICES = ("FUSES_NORMS", "BEGINS_NEXT", "FETCHES_B")
+CHOICES = ("FUSES_NORMS", "BEGINS_NEXT", "FETCHES_B", "FUSES_PRODUCTS", "FUSES_GATES")
 
 
 def random_adapter(model: ModelConfig, rank: int, seed: int) -> Adapter:

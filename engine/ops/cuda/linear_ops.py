@@ -27,6 +27,7 @@ from tessera.engine.ops.cuda.lora.expand import (
     launch_expand_silu_mul,
 )
 from tessera.engine.ops.cuda.lora.groups import groups_size, launch_group_rows
+from tessera.engine.ops.cuda.lora.product import launch_adapted
 from tessera.engine.ops.cuda.lora.shrink import launch_shrink, launch_shrink_norm
 from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
@@ -77,7 +78,8 @@ class LinearOps(Fp8LinearOps):
 
     def reserve_adapters(self, dtype: np.dtype[Any]) -> None:
         """Compile what adapters in `dtype` need, so that no step waits for it."""
-        self.device.compile(instantiations((cuda_type(dtype),)))
+        pairs = instantiations((cuda_type(dtype),))
+        self.device.compile([(spec, template) for spec, template in pairs if spec.supports(self.device.arch)])
 
     def row_groups_size(self, num_rows: int, num_slots: int) -> int:
         return groups_size(num_rows, num_slots)
@@ -104,6 +106,33 @@ class LinearOps(Fp8LinearOps):
             and isinstance(norm, RMSNorm)
             and launch_shrink_norm(self.device, x, norm, stack, rows, out)
         )
+
+    def _adapted_product(
+        self,
+        x: Tensor,
+        weight: LinearWeight,
+        stack: LoraStack,
+        rows: AdapterRows,
+        epilogue: Epilogue | None,
+        out: Tensor,
+        *,
+        of_norm: bool = False,
+    ) -> bool:
+        gated = isinstance(epilogue, Activate)
+        if self.batch_invariant or weight.dense is None or weight.order is not None:
+            return False
+        if isinstance(epilogue, Activate) and (epilogue.function not in FUSED_GATES or weight.bias is not None):
+            return False
+        gelu = isinstance(epilogue, Activate) and epilogue.function == "gelu_tanh_mul"
+        operands = LinearOperands(x, weight.dense, weight.bias, out)
+        accumulates = isinstance(epilogue, Accumulate)
+        problem = LinearProblem.of(operands, gated=gated, accumulates=accumulates, gelu=gelu)
+        done = launch_adapted(
+            self.device, self.linear_kernels, problem, operands, stack, rows, of_norm=of_norm, begun=self._begun
+        )
+        if done:
+            self._begun = None
+        return done
 
     def _finish_adapters(
         self, x: Tensor, stack: LoraStack, rows: AdapterRows, out: Tensor, *, of_norm: bool = False

@@ -296,12 +296,22 @@ def _cost(problem: LinearProblem, plan: Plan, device: CudaDevice) -> float:
     return plan.cost(*sizes, at_once, costs_of(device).sm90)
 
 
+def config_of(device: CudaDevice, problem: LinearProblem, plan: Plan) -> LaunchConfig:
+    at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
+    sizes = (problem.num_rows, problem.weight_rows, problem.out_itemsize)
+    return plan.config(*sizes, at_once, device.max_shared_bytes)
+
+
+def tail_map(x: Tensor, plan: Plan) -> bytes:
+    """Of the last tile's rows."""
+    return box_map(x, x.shape[0] % plan.tile.m or plan.tile.m)
+
+
 def _launch(device: CudaDevice, problem: LinearProblem, plan: Plan, operands: LinearOperands) -> None:
     """Submit the product divided by `plan`."""
     num_rows, x = problem.num_rows, operands.x
-    at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
     template = plan.template(problem.dtype, problem.out_dtype)
-    config = plan.config(num_rows, problem.weight_rows, problem.out_itemsize, at_once, device.max_shared_bytes)
+    config = config_of(device, problem, plan)
     x_map = box_map(x, plan.tile.m)
     weight_map = box_map(operands.weight, plan.weight_box_rows(silu_mul=problem.gated))
     tiles_m_in_l2 = ROWS_IN_L2 // (plan.tile.m * plan.sharing)
@@ -324,7 +334,7 @@ def _launch(device: CudaDevice, problem: LinearProblem, plan: Plan, operands: Li
     else:
         params = Sm90MatmulParams(
             x_map=x_map,
-            x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
+            x_tail_map=tail_map(x, plan),
             weight_map=weight_map,
             bias=operands.bias,
             out=operands.out,

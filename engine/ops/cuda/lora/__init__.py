@@ -12,13 +12,12 @@ from tessera.engine.ops.cuda.lora.kernels import (
     LORA_SHRINK,
     LORA_SHRINK_ANY,
     LORA_SHRINK_NORM,
+    SM90_ADAPTED_MATMUL,
 )
+from tessera.engine.ops.cuda.lora.product import BFLOAT16, WARPGROUP_COLUMNS, template_of
 from tessera.engine.ops.cuda.lora.shapes import EXPAND_SHAPES
-from tessera.engine.ops.cuda.types import cuda_type
-from tessera.engine.tensor import bfloat16
 
-SPECS = (GROUP_ROWS, LORA_SHRINK, LORA_SHRINK_NORM, LORA_EXPAND, LORA_SHRINK_ANY, LORA_EXPAND_ANY)
-BFLOAT16 = cuda_type(bfloat16)
+SPECS = (GROUP_ROWS, LORA_SHRINK, LORA_SHRINK_NORM, LORA_EXPAND, LORA_SHRINK_ANY, LORA_EXPAND_ANY, SM90_ADAPTED_MATMUL)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -30,5 +29,10 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
             pairs.append((LORA_SHRINK, (dtype,)))
             if dtype == BFLOAT16:
                 pairs.append((LORA_SHRINK_NORM, (dtype,)))
+                pairs += [
+                    (SM90_ADAPTED_MATMUL, template_of(columns, gated=gated))
+                    for columns in WARPGROUP_COLUMNS
+                    for gated in (False, True)
+                ]
             pairs += [(LORA_EXPAND, shape.template(dtype, gated)) for shape in EXPAND_SHAPES for gated in (False, True)]
     return pairs

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import KernelSpec
-from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutInt, OutT
+from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutFloat, OutInt, OutT, TensorMap
 from tessera.engine.ops.cuda.types import NORM_CHUNKS
 
 
@@ -110,6 +110,32 @@ class LoraExpandAnyParams(NamedTuple):
     third: Int32
 
 
+class Sm90AdaptedMatmulParams(NamedTuple):
+    x_map: TensorMap
+    x_tail_map: TensorMap
+    weight_map: TensorMap
+    b_map: TensorMap
+    bias: InT
+    shrunk: InFloat
+    inverses: InFloat
+    factors: InFloat
+    ranks: InInt
+    slots: InInt
+    out: OutT
+    num_rows: Int32
+    num_slots: Int32
+    out_features: Int32
+    in_features: Int32
+    parts: Int32
+    second: Int32
+    third: Int32
+    slices: Int32
+    splits: Int32
+    stages: Int32
+    accumulate: Int32
+    gated: Int32
+
+
 # Writes what kernels after the next one read before they wait, so the next one does not start early.
 GROUP_ROWS = KernelSpec(
     file="lora/lora.cu",
@@ -160,6 +186,17 @@ LORA_EXPAND_ANY = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
+SM90_ADAPTED_MATMUL = KernelSpec(
+    file="lora/sm90_adapted_matmul.cu",
+    name="sm90_adapted_matmul_kernel",
+    template=("T", "WARPGROUP_N", "GATED"),
+    params=Sm90AdaptedMatmulParams,
+    min_arch=90,
+    arch_specific=True,
+    overlaps=True,
+    on_demand=True,
+)
+
 LORA_SLOTS = Constant(1024, "most slots")
 LORA_STAGED = Constant(1024, "slots of rows that are in shared memory at a time")
 LORA_ROWS = Constant(16, "rows of a tile, at most")
@@ -200,3 +237,4 @@ declare_header(
         LoraExpandAnyParams,
     ),
 )
+declare_header("sm90_adapted", __name__, params=(Sm90AdaptedMatmulParams,))
