@@ -17,6 +17,8 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
+from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL
+from tessera.engine.ops.cuda.lora import choices, product
 from tessera.engine.ops.cuda.lora.expand import expand_config
 from tessera.engine.ops.cuda.lora.shapes import expand_shape
 from tessera.engine.ops.cuda.lora.shrink import shrink_config
@@ -25,12 +27,19 @@ from tests.cuda.test_launch_steps import StepDevice, batch_of, launches_of
 from tests.support.paths import BUILTIN
 from tests.support.tiny_adapters import TinyAdapter
 
+OWN = "sm90_adapted_matmul_kernel"
 LORA = ("group_rows_kernel", "lora_shrink_norm_kernel", "lora_shrink_kernel", "lora_expand_kernel")
 
 
-def make_runner(max_lora_rank: int) -> ModelRunner:
+def make_runner(max_lora_rank: int, rows: int = 16, *, enforce_eager: bool = False) -> ModelRunner:
     config = EngineConfig(
-        model=str(BUILTIN), load_format="dummy", max_num_seqs=16, num_kv_blocks=2048, dtype="bfloat16", max_loras=4
+        model=str(BUILTIN),
+        load_format="dummy",
+        max_num_seqs=rows,
+        num_kv_blocks=128 * rows,
+        dtype="bfloat16",
+        max_loras=4,
+        enforce_eager=enforce_eager,
     )
     device: Any = StepDevice()
     made = ModelRunner(config, load_config(BUILTIN), device, CudaOps(device), max_lora_rank=max_lora_rank)
@@ -38,13 +47,20 @@ def make_runner(max_lora_rank: int) -> ModelRunner:
     return made
 
 
-@pytest.fixture(scope="module")
-def runners() -> Iterator[tuple[ModelRunner, ModelRunner]]:
-    """Without slots for adapters, and with them."""
+@pytest.fixture(scope="module", autouse=True)
+def maps_without_a_driver() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sm90, "box_map", lambda matrix, rows: bytes(128))
+        for module in (sm90, product):
+            patch.setattr(module, "box_map", lambda matrix, rows: bytes(128))
+        patch.setattr(product, "as_lines_map", lambda values, lines: bytes(128))
         patch.setattr(sm90_prefill, "row_groups_map", lambda *description: bytes(128))
-        yield make_runner(0), make_runner(16)
+        yield
+
+
+@pytest.fixture(scope="module")
+def runners(maps_without_a_driver: None) -> tuple[ModelRunner, ModelRunner]:
+    """Without slots for adapters, and with them."""
+    return make_runner(0), make_runner(16)
 
 
 STEPS = [([1], [7]), ([1] * 12, [40] * 12), ([5], [0]), ([90, 1, 1], [0, 30, 30])]
@@ -91,6 +107,27 @@ def test_the_product_with_a_is_in_front_of_the_base(runners: tuple[ModelRunner, 
         between = names[before + 1 : expand]
         assert between
         assert all("matmul" in name or "linear" in name for name in between), between
+
+
+@pytest.mark.parametrize("fuses_gates", [True, False])
+def test_products_of_64_rows_add_their_adapters(
+    fuses_gates: bool, maps_without_a_driver: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One launch for a product's adapters, none behind it; with the plan of the product without them."""
+    monkeypatch.setattr(choices, "FUSES_GATES", fuses_gates)
+    plain, adapted = (make_runner(rank, 64, enforce_eager=True) for rank in (0, 16))
+    batch = batch_of([1] * 64, [40] * 64)
+    products = [launch for launch in launches_of(plain, batch) if launch.spec is SM90_MATMUL]
+    batch.adapter_slots = np.arange(64, dtype=np.int32) % 4
+    launches = launches_of(adapted, batch)
+    layer = ["lora_shrink_norm_kernel", OWN, "lora_shrink_kernel", OWN, "lora_shrink_norm_kernel"]
+    layer += [OWN, "lora_shrink_kernel", OWN] if fuses_gates else ["sm90_matmul_kernel", "lora_expand_kernel", OWN]
+    names = [name for name in [launch.spec.name for launch in launches] if name in {*layer}]
+    assert names[: 2 * len(layer)] == 2 * layer
+    own = [launch for launch in launches if launch.spec.name == OWN]
+    if fuses_gates:
+        alike = [(launch.config, launch.params.splits, launch.params.stages) for launch in own]
+        assert alike[:4] == [(launch.config, launch.params.splits, launch.params.stages) for launch in products[:4]]
 
 
 def test_few_rows_have_a_block_for_each_slice_of_the_width() -> None:

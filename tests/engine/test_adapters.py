@@ -346,9 +346,11 @@ def test_tensors_that_do_not_fit_are_refused(
         read_adapter(adapter, load_config(llama), max_rank=MAX_RANK)
 
 
-def test_values_that_are_not_finite_are_refused(llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [np.nan, -np.inf, 3.4e38])
+def test_values_that_are_not_finite_are_refused(value: float, llama: Path, tmp_path: Path) -> None:
+    """The last is, but not in bfloat16."""
     TinyAdapter({}, 1, changes={"target_modules": None}).write(tmp_path)
-    arrays = {Q_A: np.full((4, 64), np.nan, np.float32), Q_B: np.zeros((64, 4), np.float32)}
+    arrays = {Q_A: np.zeros((4, 64), np.float32), Q_B: np.full((64, 4), value, np.float32)}
     write_safetensors(tmp_path / "adapter_model.safetensors", arrays)
     with pytest.raises(ModelError, match="has values that are not finite"):
         read_adapter(tmp_path, load_config(llama), max_rank=MAX_RANK)
