@@ -46,6 +46,67 @@ __device__ __forceinline__ void leave_to_others() {
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_earlier_kernels();
 }
 
+// Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
+// until the product in front of that one begins.
+template <typename T>
+__device__ __forceinline__ void fetch_share(const T* b, int elements) {
+  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
+  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
+  const int count = min(share, elements - begin);
+  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
+}
+
+// What a block multiplies with A: the rows of a tile by LORA_RANKS ranks of a part. All numbers are asked for
+// at once.
+struct ShrinkTile {
+  int part;
+  int first;  // rank
+  SlotValues<int> slot_ranks;
+  SlotValues<float> slot_factors;
+  RowTile rows, rows_before;
+  int rank = 0;  // of the slot
+
+  __device__ __forceinline__ ShrinkTile(const int* groups, const int* ranks, const float* factors,
+                                        int num_rows, int num_slots, int parts, int max_rank)
+      : part(blockIdx.y / ceil_div(max_rank, static_cast<int>(LORA_RANKS))),
+        first(blockIdx.y % ceil_div(max_rank, static_cast<int>(LORA_RANKS)) * LORA_RANKS),
+        slot_ranks(ranks, 1, num_slots),
+        slot_factors(factors + part, parts, num_slots),
+        rows(groups, num_rows, blockIdx.x),
+        rows_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0)) {}
+
+  // Whether there is anything to multiply. By whole warps.
+  __device__ __forceinline__ bool find_rank() {
+    rank = slot_ranks.at(rows.slot);
+    const bool is_there = slot_factors.at(rows.slot) != 0.0f;
+    return rows.count != 0 && first < rank && is_there;
+  }
+  // Of A; it has one 8 further if `has_high`, as slots have whole segments.
+  __device__ __forceinline__ long long matrix_row(int parts, int max_rank, int row) const {
+    return (rows.slot * parts + part) * max_rank + first + row;
+  }
+  __device__ __forceinline__ bool has_high() const { return first + 8 < rank; }
+  // Of x; of places behind the last any, whose sums are not stored.
+  __device__ __forceinline__ int row(const int* groups, int place) const {
+    return load_updated(groups + rows.begin + min(place, rows.count - 1));
+  }
+  // The slot's first tile fetches its B.
+  template <typename T>
+  __device__ __forceinline__ void fetch_b(const T* b, int elements) const {
+    const bool is_first_of_slot = blockIdx.x == 0 || rows_before.slot != rows.slot;
+    if (threadIdx.x == 0 && is_first_of_slot) {
+      fetch_share(b + static_cast<long long>(rows.slot) * elements, elements);
+    }
+  }
+  // The sum of the row at `place` and of the r-th rank, of slice blockIdx.z.
+  __device__ __forceinline__ void store(float* shrunk, float sum, int row, int place, int r, int num_rows,
+                                        int parts, int max_rank) const {
+    if (place >= rows.count || first + r >= rank) return;
+    const long long place_of_row = static_cast<long long>(blockIdx.z) * num_rows + row;
+    shrunk[(place_of_row * parts + part) * max_rank + first + r] = sum;
+  }
+};
+
 // What a warp multiplies at a time of a row of an operand; lane (g, t) has the LORA_CHUNK / 4 elements that
 // are in segments t, t + 4, ... from `k` on. Both operands are given to mma in this order, so that lanes load
 // whole segments.
@@ -76,16 +137,6 @@ __device__ __forceinline__ void load_line(Line& line, const T* from, int columns
       line[i] = 4 * i * SEGMENT < columns ? load(from + 4 * i * SEGMENT) : make_uint4(0, 0, 0, 0);
     }
   }
-}
-
-// Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
-// until the product in front of that one begins.
-template <typename T>
-__device__ __forceinline__ void fetch_share(const T* b, int elements) {
-  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
-  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
-  const int count = min(share, elements - begin);
-  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
 }
 
 // The sums of a block's chunks: each warp's, and in their order the total of a row and rank.

@@ -42,8 +42,8 @@ struct AdapterSums {
   const int* slots;
   int num_rows, num_slots, parts, slices;
 
-  // Of slots below WARP_SIZE that rows name and that have an adapter of this weight, those of block `split` of
-  // a cluster: which one depends on the slot alone. By a whole warp; adapters and slots are read without a
+  // Of slots below WARP_SIZE that rows name and that have an adapter of this weight, those of block `split`
+  // of a cluster: which one depends on the slot alone. By a whole warp; adapters and slots are read without a
   // wait, as group_rows_kernel lets no kernel start before they are there.
   __device__ __forceinline__ unsigned find_own(int split, int splits) const {
     const int lane = threadIdx.x % WARP_SIZE;
@@ -261,13 +261,19 @@ struct AdaptedColumns {
     }
     const int lane = threadIdx.x % WARP_SIZE;
     const T* const own = b + (warpgroup_n * PART_BLOCKS * 8 + lane / 4) * LORA_RANKS + lane % 4 * 4;
+    uint2 weights[BLOCKS];
 #pragma unroll
     for (int j = 0; j < BLOCKS; ++j) {
-      const int p = j / PART_BLOCKS;
-      const int column = p * (V::TILE_N / PARTS) + j % PART_BLOCKS * 8;
-      const uint2 weights = *reinterpret_cast<const uint2*>(own + column * LORA_RANKS);
-      mma_m16n8k16<T>(sums[j], high[p], {weights.x, weights.y});
-      mma_m16n8k16<T>(sums[j], low[p], {weights.x, weights.y});
+      const int column = j / PART_BLOCKS * (V::TILE_N / PARTS) + j % PART_BLOCKS * 8;
+      weights[j] = *reinterpret_cast<const uint2*>(own + column * LORA_RANKS);
+    }
+#pragma unroll
+    for (int j = 0; j < BLOCKS; ++j) {
+      mma_m16n8k16<T>(sums[j], high[j / PART_BLOCKS], {weights[j].x, weights[j].y});
+    }
+#pragma unroll
+    for (int j = 0; j < BLOCKS; ++j) {
+      mma_m16n8k16<T>(sums[j], low[j / PART_BLOCKS], {weights[j].x, weights[j].y});
     }
   }
 

@@ -25,55 +25,39 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
   const int lane = threadIdx.x % WARP_SIZE;
   const int warp = threadIdx.x / WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
-  const int rank_blocks = ceil_div(max_rank, static_cast<int>(LORA_RANKS));
-  const int part = blockIdx.y / rank_blocks;
-  const int first = blockIdx.y % rank_blocks * LORA_RANKS;
-  const SlotValues<int> slot_ranks(ranks, 1, num_slots);
-  const SlotValues<float> slot_factors(factors + part, parts, num_slots);
-  const RowTile tile(groups, num_rows, blockIdx.x);
-  const RowTile tile_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0));
-  const int rank = slot_ranks.at(tile.slot);
-  const bool is_there = slot_factors.at(tile.slot) != 0.0f;
-  if (tile.count == 0 || first >= rank || !is_there) {
+  ShrinkTile tile(groups, ranks, factors, num_rows, num_slots, parts, max_rank);
+  if (!tile.find_rank()) {
     leave_to_others();
     return;
   }
-  const int matrix = (tile.slot * parts + part) * max_rank + first;
-  const T* const a_rows = a + static_cast<long long>(matrix + g) * width + t * SEGMENT;
-  const bool has_high = first + 8 < rank;  // row first + 8 + g is there then: slots have whole segments
+  const T* const a_rows = a + tile.matrix_row(parts, max_rank, g) * width + t * SEGMENT;
   Line a_low, a_high = {};
   auto load_a = [&](int k) {
     auto load = [](const T* from) { return load_once_16(from); };
     const int columns = width - k - t * SEGMENT;
     load_line(a_low, a_rows + k, columns, load);
-    if (has_high) load_line(a_high, a_rows + 8ll * width + k, columns, load);
+    if (tile.has_high()) load_line(a_high, a_rows + 8ll * width + k, columns, load);
   };
 
   int k = blockIdx.z * LORA_SLICE + warp * LORA_CHUNK;
   load_a(k);
-  // Of x, at this lane's first segment; of places behind the last any row, whose sums are not stored.
-  const T* rows[2];
+  const T* rows[2];  // of x, at this lane's first segment
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = load_updated(groups + tile.begin + min(8 * half + g, tile.count - 1));
-    rows[half] = x + static_cast<long long>(row) * width + t * SEGMENT;
+    rows[half] = x + static_cast<long long>(tile.row(groups, 8 * half + g)) * width + t * SEGMENT;
   }
   const int place = threadIdx.x / LORA_RANKS, r = threadIdx.x % LORA_RANKS;  // of the sum that it adds up
-  const int row = load_updated(groups + tile.begin + min(place, tile.count - 1));
+  const int row = tile.row(groups, place);
   auto load_x = [&](Line& line, int half, int k) {
     auto load = [](const T* from) { return load_updated(reinterpret_cast<const uint4*>(from)); };
     load_line(line, rows[half] + k, width - k - t * SEGMENT, load);
   };
-  const bool is_first_of_slot = blockIdx.x == 0 || tile_before.slot != tile.slot;
-  if (fetches_b && gridDim.z > 1 && threadIdx.x == 0 && is_first_of_slot) {
-    const int elements = features * max_rank;
-    fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
-  }
+  if (fetches_b && gridDim.z > 1) tile.fetch_b(b, features * max_rank);
   wait_for_earlier_kernels();
 
   const int end =
       gridDim.z > 1 ? k + LORA_SLICE : warp * LORA_CHUNK + ceil_div(width, LORA_SLICE) * LORA_SLICE;
-  const bool has_more = tile.count > 8;
+  const bool has_more = tile.rows.count > 8;
   float total = 0.0f;
   while (true) {
     float sums[2][4] = {};
@@ -91,9 +75,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     if (is_last) break;
     __syncthreads();
   }
-  if (place >= tile.count || first + r >= rank) return;
-  const long long place_of_row = static_cast<long long>(blockIdx.z) * num_rows + row;
-  shrunk[(place_of_row * parts + part) * max_rank + first + r] = total;
+  tile.store(shrunk, total, row, place, r, num_rows, parts, max_rank);
 }
 
 // out[row, n] += sum over r of factors[slot, p] * shrunk[row, p, r] * b[slot, n, r], rounded once; p is the

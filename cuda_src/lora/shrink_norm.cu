@@ -113,43 +113,29 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2)
   }
   const int lane = threadIdx.x % WARP_SIZE;
   const int g = lane / 4, t = lane % 4;
-  const int rank_blocks = ceil_div(max_rank, static_cast<int>(LORA_RANKS));
-  const int part = blockIdx.y / rank_blocks;
-  const int first = blockIdx.y % rank_blocks * LORA_RANKS;
-  const SlotValues<int> slot_ranks(ranks, 1, num_slots);
-  const SlotValues<float> slot_factors(factors + part, parts, num_slots);
-  const RowTile tile(groups, num_rows, blockIdx.x);
-  const RowTile tile_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0));
+  ShrinkTile tile(groups, ranks, factors, num_rows, num_slots, parts, max_rank);
   const int k = blockIdx.z * LORA_SLICE + threadIdx.x / WARP_SIZE * LORA_CHUNK + t * SEGMENT;
   Line line_gains;
   load_line(line_gains, gains + k, width - k, [](const T* from) { return load_once_16(from); });
-  const int rank = slot_ranks.at(tile.slot);
-  const bool is_there = slot_factors.at(tile.slot) != 0.0f;
-  if (tile.count == 0 || first >= rank || !is_there) {
+  if (!tile.find_rank()) {
     leave_to_others();
     return;
   }
-  const int matrix = (tile.slot * parts + part) * max_rank + first;
-  const T* const a_rows = a + static_cast<long long>(matrix + g) * width + k;
+  const T* const a_rows = a + tile.matrix_row(parts, max_rank, g) * width + k;
   // Rows g and 8 + g of A, each as what T holds of its product with the gains, and the rest.
   Line a_high[2] = {}, a_low[2];
   load_line(a_high[0], a_rows, width - k, [](const T* from) { return load_once_16(from); });
-  if (first + 8 < rank) {
+  if (tile.has_high()) {
     load_line(a_high[1], a_rows + 8ll * width, width - k, [](const T* from) { return load_once_16(from); });
   }
-  // Of x, at this lane's first segment; of places behind the last any row, whose sums are not stored.
-  const T* rows[2];
+  const T* rows[2];  // of x, at this lane's first segment
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = load_updated(groups + tile.begin + min(8 * half + g, tile.count - 1));
-    rows[half] = x + static_cast<long long>(row) * width + k;
+    rows[half] = x + static_cast<long long>(tile.row(groups, 8 * half + g)) * width + k;
   }
   const int place = threadIdx.x / LORA_RANKS, r = threadIdx.x % LORA_RANKS;  // of the sum that it adds up
-  const int row = load_updated(groups + tile.begin + min(place, tile.count - 1));
-  if (fetches_b && threadIdx.x == 0 && (blockIdx.x == 0 || tile_before.slot != tile.slot)) {
-    const int elements = features * max_rank;
-    fetch_share(b + static_cast<long long>(tile.slot) * elements, elements);
-  }
+  const int row = tile.row(groups, place);
+  if (fetches_b) tile.fetch_b(b, features * max_rank);
 #pragma unroll
   for (int half = 0; half < 2; ++half) multiply_gains<T>(a_high[half], a_low[half], line_gains);
   wait_for_earlier_kernels();
@@ -157,7 +143,7 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2)
   float sums[2][4] = {};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (8 * half >= tile.count) continue;
+    if (8 * half >= tile.rows.count) continue;
     Line values;
     load_line(values, rows[half], width - k,
               [](const T* from) { return load_updated(reinterpret_cast<const uint4*>(from)); });
@@ -169,7 +155,5 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2)
   }
   chunk_sums.put(sums);
   __syncthreads();
-  if (place >= tile.count || first + r >= rank) return;
-  const long long place_of_row = static_cast<long long>(blockIdx.z) * num_rows + row;
-  shrunk[(place_of_row * parts + part) * max_rank + first + r] = chunk_sums.total(place, r);
+  tile.store(shrunk, chunk_sums.total(place, r), row, place, r, num_rows, parts, max_rank);
 }

@@ -63,8 +63,7 @@ __device__ __forceinline__ void multiply_adapted_tiles(const RingBlock<V>& block
       wgmma_wait<0>();
       if (end > begin) release_stage<1>(&block.empty[previous], lane);
       if (half == 1 || own == 0) continue;
-      adapted.rows.load(adapters, row0 + lane / 4,
-                        GATED ? 0 : (column0 >= second) + (column0 >= third));
+      adapted.rows.load(adapters, row0 + lane / 4, GATED ? 0 : (column0 >= second) + (column0 >= third));
 #pragma unroll
       for (int j = 0; j < Columns::BLOCKS; ++j) {
 #pragma unroll
@@ -97,15 +96,15 @@ __device__ __forceinline__ void multiply_adapted_tiles(const RingBlock<V>& block
   }
 }
 
-// As sm90_matmul_kernel, and before bias, activation and addition + sum over r of factors[slot, p] * shrunk[m,
-// p, r] * b[slot, n, r], if slots[m] is a slot with a rank; p is the part that n is in. Rows without an
-// adapter have the bits of sm90_matmul_kernel with the same splits and stages.
+// As sm90_matmul_kernel, and before bias, activation and addition + sum over r of factors[slot, p] *
+// shrunk[m, p, r] * b[slot, n, r], if slots[m] is a slot with a rank; p is the part that n is in. Rows
+// without an adapter have the bits of sm90_matmul_kernel with the same splits and stages.
 //   in:  x_map, x_tail_map, weight_map, bias as there; b_map: b [num_slots, out_features, LORA_RANKS] T, 0
 //        from the slot's rank on, as lines of 64 elements in boxes of TILE_N columns, of half as many if
-//        GATED; shrunk [slices, num_rows, parts, LORA_RANKS] float, whose sum over the slices counts; inverses
-//        [num_rows] float, by which the sums are multiplied, or null; factors [num_slots, parts] float, 0:
-//        there is no such part; ranks [num_slots] int; slots [num_rows] int, below 0: no adapter; part 1
-//        begins at feature `second`, part 2 at `third`, multiples of WARPGROUP_N
+//        GATED; shrunk [slices, num_rows, parts, LORA_RANKS] float, whose sum over the slices counts;
+//        inverses [num_rows] float, by which the sums are multiplied, or null; factors [num_slots, parts]
+//        float, 0: there is no such part; ranks [num_slots] int; slots [num_rows] int, below 0: no adapter;
+//        part 1 begins at feature `second`, part 2 at `third`, multiples of WARPGROUP_N
 //   out: out [num_rows, out_features, or half of it if GATED] T
 // Layout: as there; b_map without swizzle, shrunk 16-byte aligned. num_rows is at most 64, num_slots at most
 // WARP_SIZE.
@@ -118,9 +117,11 @@ __global__ void __launch_bounds__(384, 1) sm90_adapted_matmul_kernel(SM90_ADAPTE
   static_assert(has_float_range<T>, "sums with A are split into two elements without a scale");
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ OwnSlots own_slots;
-  if (threadIdx.x == 0) own_slots.begin();
-  const AdapterSums adapters = {shrunk,   inverses,  factors, ranks, slots,
-                                num_rows, num_slots, parts,   slices};
+  if (threadIdx.x == 0) {
+    own_slots.begin();
+    prefetch_map(b_map);
+  }
+  const AdapterSums adapters = {shrunk, inverses, factors, ranks, slots, num_rows, num_slots, parts, slices};
   const auto multiply = [&](const RingBlock<V>& block) {
     multiply_adapted_tiles<V, GATED>(block, shared_memory, own_slots, adapters, second, third, splits,
                                      out_features, bias, out, accumulate, gated);

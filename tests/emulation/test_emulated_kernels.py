@@ -24,6 +24,7 @@ from tessera.engine.ops.cuda.attention.sm90_prefill import SM90_PREFILL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.decode import MATMUL_DECODE
 from tessera.engine.ops.cuda.linear.portable import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
+from tessera.engine.ops.cuda.linear.sm90 import Plan
 from tessera.engine.ops.cuda.training.sm90 import TurnedPlan
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
@@ -32,6 +33,8 @@ from tests.gpu.products import check_guards, guarded
 from tests.gpu.test_attention_decode_gpu import DecodeInputs
 from tests.gpu.test_attention_gpu import assert_splits_are_done, attend, poison_splits
 from tests.gpu.test_lora_gpu import rows_of, stack_of
+from tests.gpu.test_lora_products_gpu import PLANS as ADAPTED_PLANS
+from tests.gpu.test_lora_products_gpu import check_adapted_product
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.gpu.test_training_products_gpu import check_product
@@ -403,6 +406,12 @@ def test_a_cluster_that_would_hang_is_noticed(instead: str, message: str, folder
     case = AttentionCase("", ((1, 300),), num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16)
     with pytest.raises(EmulationError, match=message):
         DecodeInputs.of(case).run(broken(ARRIVE, instead, folder))
+
+
+@pytest.mark.parametrize(("plan", "kind"), [(ADAPTED_PLANS[0], "gate"), (ADAPTED_PLANS[-1], "parts")])
+def test_products_with_adapters_on_sm_90a(plan: Plan, kind: str, sm90_ops: CudaOps) -> None:
+    """Whole sums of wide tiles, and of narrow ones that a cluster shares."""
+    check_adapted_product(plan, kind, sm90_ops, CpuOps())
 
 
 def multiply(kind: str, ops: CudaOps) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.cuda.kernel import KernelSpec
 from tessera.engine.formats import LinearWeight, LoraStack
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
@@ -60,10 +61,8 @@ def make_stack(ops: Ops, columns: int, kind: str, num_rows: int, ranks: tuple[in
     return stack
 
 
-@pytest.mark.parametrize("kind", PARTS)
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.tile.n}x{plan.splits}")
-def test_a_product_adds_its_adapters_small(plan: sm90.Plan, kind: str, sm90_ops: CudaOps, cpu_ops: CpuOps) -> None:
-    """With every plan; rows without an adapter, or with one of other weights alone, keep the product's bits."""
+def check_adapted_product(plan: sm90.Plan, kind: str, sm90_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    """Rows without an adapter, or with one of other weights alone, have the product's bits."""
     num_rows, columns = 35 if kind != "parts" else 64, 1096
     slots = np.random.default_rng(plan.splits).integers(-1, len(RANKS) - 1, num_rows)
     features, gated = sum(PARTS[kind]), kind == "gate"
@@ -95,7 +94,7 @@ def test_a_product_adds_its_adapters_small(plan: sm90.Plan, kind: str, sm90_ops:
                 assert launch_adapted(ops.device, chooser, problem, operands, stack, rows, of_norm=False, begun=None)
             else:
                 sm90.launch(
-                    ops.device,
+                    sm90_ops.device,
                     plan,
                     stream,
                     weight.dense,  # type: ignore[arg-type]
@@ -113,6 +112,12 @@ def test_a_product_adds_its_adapters_small(plan: sm90.Plan, kind: str, sm90_ops:
     np.testing.assert_array_equal(ours[without], alone[without])
     changed = (ours != alone).any(axis=1)
     assert changed[~without & (slots > 0)].all()
+
+
+@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan.tile.n}x{plan.splits}")
+def test_a_product_adds_its_adapters_small(plan: sm90.Plan, kind: str, sm90_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    check_adapted_product(plan, kind, sm90_ops, cpu_ops)
 
 
 @pytest.mark.parametrize("fuses_gates", [True, False])
@@ -145,12 +150,16 @@ def test_layers_products_of_few_rows_small(
         ops.linear(activated, down, epilogue=Accumulate(), out=out)
         return out.numpy().copy()
 
-    launched = []
+    launched: list[str] = []
     launch = sm90_ops.device.launch
-    monkeypatch.setattr(
-        sm90_ops.device, "launch", lambda spec, *rest: (launched.append(spec.name), launch(spec, *rest))[1]
-    )
+
+    def noted(spec: KernelSpec[Any], *rest: Any) -> None:
+        launched.append(spec.name)
+        launch(spec, *rest)
+
+    monkeypatch.setattr(sm90_ops.device, "launch", noted)
     ours = run(sm90_ops, adapts=True)
+    assert launched.count("lora_shrink_norm_kernel") == 1
     assert launched.count("sm90_adapted_matmul_kernel") == (2 if fuses_gates else 1)
     assert launched.count("lora_expand_kernel") == (0 if fuses_gates else 1)
     assert_close(ours, run(cpu_ops, adapts=True), bfloat16, roundings=3)
