@@ -72,7 +72,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ops.cpu", "engine.ops.cuda"),
     ("engine.ops.cuda.moe", "engine.ops.cuda.training"),
     ("engine.ops.cuda.attention", "engine.ops.cuda.quant"),
-    ("engine.ops.cuda.fp8",),
+    ("engine.ops.cuda.fp8", "engine.ops.cuda.lora"),
     ("engine.ops.cuda.linear",),
     ("engine.ops.cuda.candidates", "engine.ops.cuda.types"),
     ("engine.ops.training",),
