@@ -108,7 +108,8 @@ __device__ __forceinline__ void multiply_adapted_tiles(const RingBlock<V>& block
 //   out: out [num_rows, out_features, or half of it if GATED] T
 // Layout: as there; b_map without swizzle, shrunk 16-byte aligned. num_rows is at most 64, num_slots at most
 // WARP_SIZE.
-// Grid, block, shared memory: as there; a tile is all rows by TILE_N = 2 * WARPGROUP_N columns.
+// Grid: as there; a tile is all rows by TILE_N = 2 * WARPGROUP_N columns.
+// Block: as there. Shared memory: as there.
 // Unit of work: as there. Block `split` of a cluster adds the slots whose number is `split` modulo `splits`.
 template <typename T, int WARPGROUP_N, bool GATED>
 __global__ void __launch_bounds__(384, 1) sm90_adapted_matmul_kernel(SM90_ADAPTED_MATMUL_PARAMS(T)) {
