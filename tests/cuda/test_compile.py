@@ -36,6 +36,7 @@ from tessera.engine.ops.cuda.attention.sm90_prefill import CAPPED
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
+from tessera.engine.ops.cuda.lora.kernels import SM90_ADAPTED_MATMUL
 from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
 from tessera.engine.ops.cuda.quant import sm90_row
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
@@ -437,6 +438,7 @@ def shared_bytes(cubin: Cubin, name: str) -> int:
         (SM90_MATMUL, sm90.BARRIER_BYTES),
         (SM90_MATMUL_WIDE, sm90.BARRIER_BYTES),
         (SM90_FP8_MATMUL, sm90.BARRIER_BYTES),
+        (SM90_ADAPTED_MATMUL, sm90.BARRIER_BYTES),
         (SM90_TURNED_MATMUL, sm90.BARRIER_BYTES),
         (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),
         (sampling.TOP_LOGPROBS_CLUSTER, sampling.LOGPROBS_STATIC_BYTES),
