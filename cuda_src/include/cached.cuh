@@ -55,10 +55,8 @@ __device__ __forceinline__ float2 floats_of_e4m3(unsigned short codes) {
 
 // Eight codes as __half, exactly.
 __device__ __forceinline__ uint4 halves_of_e4m3(unsigned first, unsigned second) {
-  return make_uint4(unpack_e4m3(static_cast<unsigned short>(first)),
-                    unpack_e4m3(static_cast<unsigned short>(first >> 16)),
-                    unpack_e4m3(static_cast<unsigned short>(second)),
-                    unpack_e4m3(static_cast<unsigned short>(second >> 16)));
+  const uint2 begin = unpack_four_e4m3(first), end = unpack_four_e4m3(second);
+  return make_uint4(begin.x, begin.y, end.x, end.y);
 }
 
 // What of queries meets codes that have become __half: beyond its range its largest.

@@ -316,8 +316,8 @@ class Fp8Consumer {
     const unsigned words[WORDS] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
     for (int word = 0; word < WORDS; ++word) {
-      halves[word][0] = unpack_e4m3(words[word]);
-      halves[word][1] = unpack_e4m3(words[word] >> 16);
+      const uint2 pairs = unpack_four_e4m3(words[word]);
+      halves[word][0] = pairs.x, halves[word][1] = pairs.y;
     }
   }
 

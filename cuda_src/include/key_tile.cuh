@@ -98,8 +98,8 @@ struct KeyTile<T, unsigned char, HEAD_DIM> {
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      b[half * 2] = unpack_e4m3(static_cast<unsigned short>(pieces[half][step]));
-      b[half * 2 + 1] = unpack_e4m3(static_cast<unsigned short>(pieces[half][step] >> 16));
+      const uint2 halves = unpack_four_e4m3(pieces[half][step]);
+      b[half * 2] = halves.x, b[half * 2 + 1] = halves.y;
     }
   }
 
@@ -117,8 +117,8 @@ struct KeyTile<T, unsigned char, HEAD_DIM> {
     for (int half = 0; half < 2; ++half) {  // two elements of two keys each
       const unsigned pairs = __byte_perm(pieces[half * 2][step / 2], pieces[half * 2 + 1][step / 2],
                                          step % 2 == 0 ? 0x5140 : 0x7362);
-      a[half * 2] = unpack_e4m3(static_cast<unsigned short>(pairs));
-      a[half * 2 + 1] = unpack_e4m3(static_cast<unsigned short>(pairs >> 16));
+      const uint2 halves = unpack_four_e4m3(pairs);
+      a[half * 2] = halves.x, a[half * 2 + 1] = halves.y;
     }
   }
 

@@ -269,6 +269,10 @@ inline void ptx_cvt_rn_f16x2_f32(unsigned& packed, float high, float low) {
 inline void ptx_cvt_rn_satfinite_e4m3x2_f32(unsigned short& packed, float high, float low) {
   packed = static_cast<unsigned short>(e4m3_code(high) << 8 | e4m3_code(low));
 }
+inline void ptx_mov_b32(unsigned short& low, unsigned short& high, unsigned word) {
+  low = static_cast<unsigned short>(word);
+  high = static_cast<unsigned short>(word >> 16);
+}
 inline void ptx_cvt_rn_f16x2_e4m3x2(unsigned& halves, unsigned short codes) {
   halves = std::uint32_t{__float2half_rn(e4m3_value(codes >> 8)).bits} << 16 |
            __float2half_rn(e4m3_value(codes)).bits;

@@ -16,6 +16,19 @@ __device__ __forceinline__ unsigned unpack_e4m3(unsigned short codes) {
   return halves;
 }
 
+// Four e4m3 as two pairs of __half, exactly. The conversion takes either half of a register, where a shift of it
+// would be an instruction more.
+__device__ __forceinline__ uint2 unpack_four_e4m3(unsigned codes) {
+  uint2 halves;
+  asm("{ .reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, high; }"
+      : "=r"(halves.x), "=r"(halves.y)
+      : "r"(codes));
+  return halves;
+}
+
 // c[16x8] += a[16x32] b[32x8]. c as of m16n8k16. a, in fours of columns: {(g, 4t), (g+8, 4t), (g, 4t+16),
 // (g+8, 4t+16)}. b, in fours of rows: {(4t, g), (4t+16, g)}.
 __device__ __forceinline__ void mma_e4m3(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
