@@ -40,25 +40,22 @@ struct FragmentsVariant {
 };
 
 // What a block does: tiles first, first + stride, ... and of each `num_steps` steps of 128 elements along k,
-// whole pairs, of which the last may be beyond the rows' end. `sharing` tiles of neighbouring features count
-// as one here, block `rank` of a cluster has one of them.
+// whole pairs, of which the last may be beyond the rows' end.
 struct FragmentsWork {
   int tiles_m, tiles;
   int first, stride;
   int first_step, num_steps;
-  int sharing, rank;
 
   // (tile of tokens, tile of features): neighbours have the same features, which L2 then reads once.
   __device__ __forceinline__ int2 tile(int index) const {
     const int column = small_div(index, tiles_m);
-    return make_int2(index - column * tiles_m, column * sharing + rank);
+    return make_int2(index - column * tiles_m, column);
   }
 };
 
 // Producers of x: one thread copies steps of it to the ring as `full_` steps are used, and warps turn them,
 // in place, to the order in which lanes have the elements of the weight. Of a step, word t (two elements) of
-// segment 4 * round + p of 16 bytes is then pair p of the eight that lane t takes in that round. Two blocks
-// that share x copy half of its rows each, to both.
+// segment 4 * round + p of 16 bytes is then pair p of the eight that lane t takes in that round.
 template <typename V>
 class TokenFeeder {
   using T = typename V::T;
@@ -70,24 +67,19 @@ class TokenFeeder {
 
   __device__ __forceinline__ void copy(const TensorMap& x_map) const {
     RingPosition at;
-    const int rows = small_div(V::TOKENS, work_.sharing), first_row = work_.rank * rows;
 #pragma unroll 1
     for (int index = work_.first; index < work_.tiles; index += work_.stride) {
-      const int row = work_.tile(index).x * V::TOKENS + first_row;
+      const int row = work_.tile(index).x * V::TOKENS;
 #pragma unroll 1
       for (int step = 0; step < work_.num_steps; ++step) {
         barrier_wait(&empty_[at.stage], at.parity ^ 1);
         Barrier* const arrived = &arrived_[at.stage];
         barrier_arrive_expecting(arrived, V::STAGE_ELEMENTS * sizeof(T));
-        T* const to = ring_ + at.stage * V::STAGE_ELEMENTS + first_row * TILE_K;
+        T* const to = ring_ + at.stage * V::STAGE_ELEMENTS;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int column = (work_.first_step + step) * STEP + half * TILE_K;
-          if (work_.sharing > 1) {
-            copy_box_to_blocks<2>(to + half * V::HALF_ELEMENTS, x_map, row, column, arrived);
-          } else {
-            copy_box(to + half * V::HALF_ELEMENTS, x_map, row, column, arrived);
-          }
+          copy_box(to + half * V::HALF_ELEMENTS, x_map, row, column, arrived);
         }
         at.advance(stages_);
       }

@@ -10,12 +10,6 @@ constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 112;
 template <int WARPGROUPS>
 constexpr int FEEDER_REGISTERS = WARPGROUPS == 2 ? 40 : 32;
 
-// The other block sends and arrives here no more.
-__device__ __forceinline__ void leave_cluster() {
-  cluster_arrive();
-  cluster_wait();
-}
-
 // out = x weight^T with bias, residual or gate as `sm90_matmul_kernel` has it, by the elements that
 // `dequantize_blocks_kernel` gives.
 //   in:  map of x [num_rows, in_features] T, or if `turned` of what turn_rows_kernel made of it; bias
@@ -24,11 +18,10 @@ __device__ __forceinline__ void leave_cluster() {
 //   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart;
 //        a float out takes no bias, accumulate or silu_mul
 // Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples of
-// eight. Boxes of x: TOKENS rows, or half of them where they are shared.
+// eight. Boxes of x: TOKENS rows.
 // Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster
 // of that many blocks a tile, each of which has a slice of k, between pairs of steps of 128 elements, and
-// finishes a share of the results: it reads the others' sums, added in the order of k. sharing = 2: clusters
-// of blocks that have neighbouring features and send each other half of x; not with splits.
+// finishes a share of the results: it reads the others' sums, added in the order of k.
 // Block: WARPGROUPS warp groups that multiply, and one that brings x: a warp copies, three turn it.
 // Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out;
 // for each warp group AHEAD pairs of steps of codes and headers.
@@ -47,33 +40,27 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   const int split = splits > 1 ? cluster_rank() : 0;
   const int all_pairs = ceil_div(in_features, PAIR_STEPS * STEP);
   const int first_pair = small_div(split * all_pairs, splits);
-  const int rank = sharing > 1 ? cluster_rank() : 0;
   const int tiles_m = ceil_div(num_rows, TOKENS);
-  const int cluster_blocks = splits * sharing;  // one of which is 1
   const FragmentsWork work = {tiles_m,
-                              tiles_m * ceil_div(out_features, V::FEATURES * sharing),
-                              small_div(blockIdx.x, cluster_blocks),
-                              small_div(gridDim.x, cluster_blocks),
+                              tiles_m * ceil_div(out_features, V::FEATURES),
+                              small_div(blockIdx.x, splits),
+                              small_div(gridDim.x, splits),
                               first_pair * PAIR_STEPS,
-                              (small_div((split + 1) * all_pairs, splits) - first_pair) * PAIR_STEPS,
-                              sharing,
-                              rank};
+                              (small_div((split + 1) * all_pairs, splits) - first_pair) * PAIR_STEPS};
 
   if (threadIdx.x == 0) {
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       barrier_init(&arrived[i], 1);
       barrier_init(&full[i], TURNING_WARPS);
-      barrier_init(&empty[i], V::CONSUMERS / WARP_SIZE * sharing);
+      barrier_init(&empty[i], V::CONSUMERS / WARP_SIZE);
     }
     barrier_init_done();
   }
   __syncthreads();
-  if (sharing > 1) cluster_arrive();  // the other block may send from here on, and waits before it does
 
   if (threadIdx.x >= V::CONSUMERS) {
     give_registers<FEEDER_REGISTERS<WARPGROUPS>>();
-    if (sharing > 1) cluster_wait();
     const TokenFeeder<V> feeder(work, ring, arrived, full, empty, stages);
     const int warp = (threadIdx.x - V::CONSUMERS) / WARP_SIZE;
     if (warp < TURNING_WARPS) {
@@ -85,10 +72,6 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
       feeder.copy(x_map);
       let_next_kernel_start();
     }
-    if (sharing > 1) {
-      __syncwarp();
-      leave_cluster();
-    }
     return;
   }
 
@@ -98,14 +81,11 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int i = 0; i < V::AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
-  if (sharing > 1) cluster_wait();
   const FragmentsEpilogue<V> epilogue = {staging,    bias,  out,    num_rows,        out_features,
                                          out_stride, split, splits, accumulate != 0, silu_mul != 0};
   const unsigned long long x_descriptor = operand_descriptor(ring);
   const auto release = [&](int stage) {
-    const int lane = threadIdx.x % WARP_SIZE;
-    if (lane == 0) barrier_arrive(&empty[stage]);
-    if (lane == 1 && sharing > 1) barrier_arrive_in_block(&empty[stage], rank ^ 1);
+    if (threadIdx.x % WARP_SIZE == 0) barrier_arrive(&empty[stage]);
   };
   Barrier* const ready = turned ? arrived : full;
   RingPosition at;
@@ -149,5 +129,4 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
     release(previous);
     epilogue.store(sums, work.tile(index));
   }
-  if (sharing > 1) leave_cluster();
 }

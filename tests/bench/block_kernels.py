@@ -86,13 +86,13 @@ def _each_of_many_rows(
     device: CudaDevice, calls: Sequence[Callable[[], object]], m: int, format: PackedFormat
 ) -> Iterator[tuple[str, float]]:
     """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile: rows of x that
-    blocks turn, and such that a kernel has turned, which pairs of blocks may have in common where k is not cut."""
+    blocks turn, and such that a kernel has turned."""
     if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < LEAST_MANY_ROWS:
         return
     kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
     least, most = product.MIN_ROWS_SM90, product.MAX_ROWS_SM90
     product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = min(m, least), max(m, most)
-    turned_from, sharings = sm90_fragments.MIN_TURNED_ROWS, sm90_fragments.SHARINGS
+    turned_from = sm90_fragments.MIN_TURNED_ROWS
     try:
         sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
         yield "ring", measure(device, calls)
@@ -106,13 +106,11 @@ def _each_of_many_rows(
             sm90_fragments.MIN_TURNED_ROWS = m + 1
             yield name, measure(device, calls)
             sm90_fragments.MIN_TURNED_ROWS = 1
-            for sharing in (1, 2):
-                sm90_fragments.SHARINGS = (sharing,)
-                yield f"{name}/turned{'/shared' if sharing > 1 else ''}", measure(device, calls)
+            yield f"{name}/turned", measure(device, calls)
     finally:
         sm90_product.KERNELS, sm90_fragments.STEP_US = kernels, steps
         product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = least, most
-        sm90_fragments.MIN_TURNED_ROWS, sm90_fragments.SHARINGS = turned_from, sharings
+        sm90_fragments.MIN_TURNED_ROWS = turned_from
 
 
 def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bits: Any) -> None:

@@ -266,11 +266,10 @@ def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("tile", sm90_fragments.TILES, ids=lambda tile: f"{tile.warpgroups}_{tile.tokens}")
-@pytest.mark.parametrize(("splits", "sharing", "turned"), [(1, 1, False), (3, 1, True), (1, 2, False), (1, 2, True)])
+@pytest.mark.parametrize(("splits", "turned"), [(1, False), (3, True), (1, True)])
 def test_every_tile_of_fragments(
     tile: sm90_fragments.FragmentsTile,
     splits: int,
-    sharing: int,
     turned: bool,
     cuda_ops: CudaOps,
     monkeypatch: pytest.MonkeyPatch,
@@ -279,10 +278,8 @@ def test_every_tile_of_fragments(
     sums added to what is there; rows that a kernel of its own has turned, and such that blocks turn."""
     if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
         pytest.skip("it is for sm_90a")
-    if sharing > 1 and not turned and os.environ.get("EMULATED_RACES") == "1":
-        pytest.skip("blocks that share x and turn it order their copies by less than the memory model asks for")
     format, columns, m, rows = KERNEL_FORMATS["Q8_0"], 672, tile.tokens + 8, 2 * tile.features + 48
-    plan = sm90_fragments.FragmentsPlan(tile, splits, sharing)
+    plan = sm90_fragments.FragmentsPlan(tile, splits)
     monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: plan)
     monkeypatch.setattr(sm90_fragments, "count_clusters_at_once", lambda *_: (2,) * 8)
     weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)

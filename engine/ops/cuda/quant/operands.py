@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from tessera.engine.formats import WeightPart
 from tessera.engine.tensor import Tensor
+
+
+class ProductParams(TypedDict):
+    """What kernels for many rows are told alike."""
+
+    codes: Tensor
+    headers: Tensor
+    bias: Tensor | None
+    out: int
+    num_rows: int
+    out_features: int
+    in_features: int
+    out_stride: int
+    accumulate: bool
+    silu_mul: bool
 
 
 class Sm90Operands(NamedTuple):
@@ -22,3 +37,17 @@ class Sm90Operands(NamedTuple):
     out_itemsize: int
     out_stride: int
     turned: Tensor | None = None
+
+    def params(self, *, gated: bool, accumulates: bool) -> ProductParams:
+        return ProductParams(
+            codes=self.part.tensors["codes"],
+            headers=self.part.tensors["headers"],
+            bias=self.bias,
+            out=self.out,
+            num_rows=self.x.shape[0],
+            out_features=self.part.shape[0],
+            in_features=self.x.shape[1],
+            out_stride=self.out_stride,
+            accumulate=accumulates,
+            silu_mul=gated,
+        )

@@ -34,7 +34,6 @@ class Sm90BlockFragmentsParams(NamedTuple):
     in_features: Int32
     out_stride: Int32
     splits: Int32
-    sharing: Int32
     turned: Int32
     stages: Int32
     accumulate: Int32
@@ -76,10 +75,7 @@ declare_header(
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
 MIN_TURNED_ROWS = 33  # of x, from which on a kernel of its own turns it once, not each block what it reads
-# Blocks that may share x, of which each then reads half; x that is turned alone. Where a block turns it in its place,
-# what orders that before the other block's next copy is weaker than the memory model asks for.
-SHARINGS: tuple[int, ...] = (1, 2)
-L2_BYTES_PER_US = 42_000  # that a multiprocessor gets from L2
+L2_BYTES_PER_US = 53_000  # that a multiprocessor gets from L2, at least: what tiles of 128 x 128 read
 JOIN_US = 2.0  # of the sums of a cluster's blocks, for each but the first
 TILE_US = 1.0  # from one tile to the next
 STORE_US = 0.004  # of a token's sums
@@ -134,21 +130,10 @@ TILES = tuple(STEP_US)
 
 @dataclass(frozen=True)
 class FragmentsPlan:
-    """How a product is divided, and what the blocks of a cluster have in common; at most one of the two.
-
-    Attributes:
-        splits: slices of in_features, one for each block of the cluster: they have one tile.
-        sharing: blocks of the cluster that take neighbouring tiles of the weight and read x once; 1 or 2.
-    """
+    """How a product is divided: `splits` slices of in_features, one for each block of a cluster."""
 
     tile: FragmentsTile
     splits: int = 1
-    sharing: int = 1
-
-    @property
-    def cluster(self) -> int:
-        """Its blocks."""
-        return self.splits * self.sharing
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         return (dtype, out_dtype, format.kernel_type, str(self.tile.warpgroups), str(self.tile.tokens))
@@ -159,15 +144,15 @@ class FragmentsPlan:
         return min(MAX_STEPS, room // self.tile.stage_bytes)
 
     def count(self, num_rows: int, out_features: int) -> int:
-        """Tiles, or pairs of them that share x, that cover the product."""
-        return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features * self.sharing)
+        """Tiles that cover the product."""
+        return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features)
 
     def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(num_rows, out_features), at_once)
         steps = ceil_div(ceil_div(in_features, PAIR), self.splits) * (PAIR // STEP)
         storing = STORE_US * min(num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
-        read = self.tile.stage_bytes / self.sharing + self.tile.features * STEP * format.lane_words / 8
+        read = self.tile.stage_bytes + self.tile.features * STEP * format.lane_words / 8
         step = max(STEP_US[self.tile], read / L2_BYTES_PER_US)
         return rounds * (steps * step + TILE_US + storing)
 
@@ -179,24 +164,18 @@ def choose_plan(
     clusters_at_once: tuple[int, ...],
     format: PackedFormat,
     max_shared_bytes: int,
-    sharings: tuple[int, ...] = (1,),
 ) -> FragmentsPlan | None:
-    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
-
-    `sharings` are the numbers of blocks that may share x.
-    """
-    slices = range(2, 1 + min(MAX_CLUSTER, ceil_div(in_features, PAIR)))
-    clusters = [*((1, sharing) for sharing in sharings), *((splits, 1) for splits in slices)]
+    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
     plans = [
         plan
         for tile in STEP_US
-        for splits, sharing in clusters
-        if clusters_at_once[splits * sharing - 1]
-        and (plan := FragmentsPlan(tile, splits, sharing)).stages(format, max_shared_bytes) >= MIN_STAGES
+        for splits in range(1, 1 + min(MAX_CLUSTER, ceil_div(in_features, PAIR)))
+        if clusters_at_once[splits - 1]
+        and (plan := FragmentsPlan(tile, splits)).stages(format, max_shared_bytes) >= MIN_STAGES
     ]
 
     def cost(plan: FragmentsPlan) -> float:
-        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.cluster - 1], format)
+        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.splits - 1], format)
 
     return min(plans, key=cost, default=None)
 
@@ -207,40 +186,29 @@ def plan_of(device: CudaDevice, operands: Sm90Operands) -> FragmentsPlan | None:
     assert isinstance(part.format, PackedFormat)
     sizes = (x.shape[0], part.shape[0], x.shape[1])
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
-    sharings = SHARINGS if operands.turned is not None else (1,)
-    return choose_plan(*sizes, clusters, part.format, device.max_shared_bytes, sharings)
+    return choose_plan(*sizes, clusters, part.format, device.max_shared_bytes)
 
 
 def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool) -> None:
     """Submit the product divided by a plan."""
-    x, part, bias, out, out_dtype, _, out_stride, turned = operands
+    x, part, turned = operands.x, operands.part, operands.turned
     assert isinstance(part.format, PackedFormat)
-    num_rows, in_features = x.shape
     tile = plan.tile
-    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.cluster - 1]
-    count = plan.count(num_rows, part.shape[0])
+    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.splits - 1]
+    count = plan.count(x.shape[0], part.shape[0])
     groups = count if plan.splits > 1 else min(count, at_once)
     stages = plan.stages(part.format, device.max_shared_bytes)
     shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
-    config = LaunchConfig((groups * plan.cluster, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.cluster)
+    config = LaunchConfig((groups * plan.splits, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.splits)
     params = Sm90BlockFragmentsParams(
-        x_map=box_map(x if turned is None else turned, tile.tokens // plan.sharing),
-        codes=part.tensors["codes"],
-        headers=part.tensors["headers"],
-        bias=bias,
-        out=out,
-        num_rows=num_rows,
-        out_features=part.shape[0],
-        in_features=in_features,
-        out_stride=out_stride,
+        **operands.params(gated=gated, accumulates=accumulates),
+        x_map=box_map(x if turned is None else turned, tile.tokens),
         splits=plan.splits,
-        sharing=plan.sharing,
         turned=turned is not None,
         stages=stages,
-        accumulate=accumulates,
-        silu_mul=gated,
     )
-    device.launch(SM90_BLOCK_FRAGMENTS, plan.template(cuda_type(x.dtype), out_dtype, part.format), config, params)
+    template = plan.template(cuda_type(x.dtype), operands.out_dtype, part.format)
+    device.launch(SM90_BLOCK_FRAGMENTS, template, config, params)
 
 
 def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:

@@ -187,37 +187,28 @@ def launch(
     if isinstance(chosen, FragmentsPlan):
         sm90_fragments.launch(device, operands, chosen, gated=gated, accumulates=accumulates)
         return
-    x, part, bias, out, out_dtype, out_itemsize, out_stride, _ = operands
+    x, part, out_itemsize = operands.x, operands.part, operands.out_itemsize
     assert isinstance(part.format, PackedFormat)
-    num_rows, in_features = x.shape
-    features = part.shape[0]
+    num_rows = x.shape[0]
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
     plan = chosen.plan
     stages = chosen.stages(part.format, out_itemsize, device.max_shared_bytes)
-    count = plan.count(num_rows, features)
+    count = plan.count(num_rows, part.shape[0])
     groups = count if plan.splits > 1 else min(count, clusters[plan.splits - 1])
     slots_offset = stages * plan.stage_bytes + plan.bytes_beside_ring(out_itemsize)
     shared_bytes = slots_offset + chosen.slots_bytes(part.format)
     config = LaunchConfig((groups * plan.splits, 1, 1), (chosen.threads, 1, 1), shared_bytes, plan.splits)
     params = Sm90BlockMatmulParams(
+        **operands.params(gated=gated, accumulates=accumulates),
         x_map=box_map(x, plan.tile.m),
         x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
-        codes=part.tensors["codes"],
-        headers=part.tensors["headers"],
-        bias=bias,
-        out=out,
-        num_rows=num_rows,
-        out_features=features,
-        in_features=in_features,
-        out_stride=out_stride,
         splits=plan.splits,
         tiles_m_in_l2=ROWS_IN_L2 // plan.tile.m,
         stages=stages,
         slots_offset=slots_offset,
-        accumulate=accumulates,
-        silu_mul=gated,
     )
-    device.launch(SM90_BLOCK_MATMUL, chosen.template(cuda_type(x.dtype), out_dtype, part.format), config, params)
+    template = chosen.template(cuda_type(x.dtype), operands.out_dtype, part.format)
+    device.launch(SM90_BLOCK_MATMUL, template, config, params)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
