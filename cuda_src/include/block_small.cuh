@@ -92,3 +92,30 @@ __device__ __forceinline__ void small_elements(const LaneCodes<F>& codes, int i,
     }
   }
 }
+
+// A lane's scales of a step of one row, and what it makes with them of its codes: elements, times
+// 2^-40 where SMALL_ELEMENTS.
+template <typename T, typename F, bool SMALL_ELEMENTS = HAS_SMALL<T, F>>
+struct ElementMaker {
+  LaneScales<T, F> scales;
+
+  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    scales = LaneScales<T, F>(record, half, lane);
+  }
+  // The pairs of rounds 2 i and 2 i + 1.
+  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) rounds[j] = elements_of<T, F>(codes, i * 2 + j, lane, scales);
+  }
+};
+template <typename T, typename F>
+struct ElementMaker<T, F, true> {
+  SmallScales<F> scales;
+
+  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+    scales = SmallScales<F>(record, half, lane);
+  }
+  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
+    small_elements<F>(codes, i, lane, scales, rounds);
+  }
+};

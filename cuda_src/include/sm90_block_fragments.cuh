@@ -134,32 +134,6 @@ class TokenFeeder {
   const int stages_;
 };
 
-// A lane's scales of a step of one row, and what it makes with them of its codes.
-template <typename T, typename F, bool SMALL_ELEMENTS>
-struct ElementMaker {
-  LaneScales<T, F> scales;
-
-  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
-    scales = LaneScales<T, F>(record, half, lane);
-  }
-  // The pairs of rounds 2 i and 2 i + 1.
-  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
-#pragma unroll
-    for (int j = 0; j < 2; ++j) rounds[j] = elements_of<T, F>(codes, i * 2 + j, lane, scales);
-  }
-};
-template <typename T, typename F>
-struct ElementMaker<T, F, true> {
-  SmallScales<F> scales;
-
-  __device__ __forceinline__ void begin(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
-    scales = SmallScales<F>(record, half, lane);
-  }
-  __device__ __forceinline__ void make(const LaneCodes<F>& codes, int i, int lane, uint4 (&rounds)[2]) const {
-    small_elements<F>(codes, i, lane, scales, rounds);
-  }
-};
-
 // The weight of a warp group: 64 rows, of which a lane has its quarter of two rows, 8 apart, in each step.
 // Codes and headers are copied in pairs of steps, AHEAD pairs before they become elements.
 template <typename V>
@@ -328,7 +302,7 @@ class WeightFragments {
   int copy_slot_ = 0, slot_ = 0;
   alignas(16) unsigned records_[2][RECORD_WORDS];
   LaneCodes<F> taken_[2];
-  ElementMaker<T, F, HAS_SMALL<T, F>> makers_[2];
+  ElementMaker<T, F> makers_[2];
 };
 
 // Where a tile's sums go, CHUNK_TOKENS tokens at a time through `staging` [CHUNK_TOKENS][STRIDE], where the

@@ -52,8 +52,11 @@ struct BlockTiles {
   int begin, count;
 
   __device__ __forceinline__ BlockTiles(int out_features, int gated)
+      : BlockTiles(out_features, gated, blockIdx.x, gridDim.x) {}
+  // Those of one of so many blocks.
+  __device__ __forceinline__ BlockTiles(int out_features, int gated, int block, int blocks)
       : features(gated ? out_features / 2 : out_features), a_tile(Stage::UNITS * UNIT / (gated ? 2 : 1)) {
-    const int all = ceil_div(features, a_tile), blocks = gridDim.x, block = blockIdx.x;
+    const int all = ceil_div(features, a_tile);
     begin = all / blocks * block + min(block, all % blocks);
     count = all / blocks + (block < all % blocks ? 1 : 0);
   }
@@ -65,20 +68,24 @@ struct BlockTiles {
   }
 };
 
-// Steps of 128 elements that a row has; part `part` of a block's warps takes every PARTS-th.
+// Steps of 128 elements that a row has; part `part` of a block's warps takes every PARTS-th. Of a slice of k
+// the items from `first` on.
 template <typename Stage>
 struct StageSteps {
   using F = typename Stage::F;
   int spans;
   int count;
+  int first;
   int a_tile;   // items, and steps of a warp, with those beyond the row's end
   int vectors;  // of a warp
 
-  __device__ __forceinline__ explicit StageSteps(int in_features)
-      : spans(ceil_div(in_features, F::SPAN)),
-        count(spans * F::STEPS_A_SPAN),
-        a_tile(ceil_div(count, Stage::PARTS)),
-        vectors(a_tile * (STEP / SEGMENT)) {}
+  __device__ __forceinline__ explicit StageSteps(int in_features, int slice = 0, int slices = 1)
+      : spans(ceil_div(in_features, F::SPAN)), count(spans * F::STEPS_A_SPAN) {
+    const int all = ceil_div(count, Stage::PARTS);
+    first = slices == 1 ? 0 : small_div(slice * all, slices);
+    a_tile = slices == 1 ? all : small_div((slice + 1) * all, slices) - first;
+    vectors = a_tile * (STEP / SEGMENT);
+  }
 
   static __device__ __forceinline__ int half() {
     static_assert(Stage::PARTS % F::STEPS_A_SPAN == 0, "a warp's steps lie at the same place of their spans");
@@ -86,7 +93,7 @@ struct StageSteps {
   }
 };
 
-// Producer: copies items, each warp's first lane in turn.
+// Producer: copies items, the first lane of a warp that does nothing else, or of each warp in turn.
 template <typename Stage>
 class BoxProducer {
  public:
@@ -114,10 +121,22 @@ class BoxProducer {
 #pragma unroll
     for (int i = 0; i < Stage::UNITS; ++i) {
       const int row = tiles_.row(tile, i);
-      copy_box(codes_ + slot * Stage::CODES + i * Stage::UNIT_CODES, codes_map_, part * Stage::LINES, row, 0,
-               full, policy);
+      copy_box(codes_ + slot * Stage::CODES + i * Stage::UNIT_CODES, codes_map_,
+               (steps_.first + part) * Stage::LINES, row, 0, full, policy);
       copy_box(headers_ + slot * Stage::HEADERS + i * Stage::UNIT_HEADERS, headers_map_, row,
-               part * (Stage::ROW_HEADERS / 2), full, policy);
+               (steps_.first + part) * (Stage::ROW_HEADERS / 2), full, policy);
+    }
+  }
+
+  // All items, into slots that are free from the beginning on.
+  __device__ __forceinline__ void run() const {
+    if (lane_of_thread() != 0) return;
+    RingPlace place(stages_);
+#pragma unroll 1
+    for (int item = 0; item < tiles_.count * steps_.a_tile; ++item) {
+      barrier_wait(empty_ + place.slot, place.parity ^ 1);
+      start(item, place.slot);
+      place.advance();
     }
   }
 

@@ -2,10 +2,11 @@
 // in shared memory, and two warps share each eighth of k, each with a pair of a tile's units.
 #pragma once
 
+#include "block_small.cuh"
 #include "generated/sm90_block_rows.cuh"
 #include "sm90_block_ring.cuh"
 
-constexpr int ROWS_THREADS = 2 * WARPS * WARP_SIZE;
+constexpr int ROWS_THREADS = (2 * WARPS + 1) * WARP_SIZE;  // the last warp copies
 constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
 constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
 
@@ -20,6 +21,7 @@ template <int TOKENS>
 struct alignas(128) RowsShared {
   float squares[WARPS][TOKENS];
   Barrier full[MAX_ROWS_STAGES], empty[MAX_ROWS_STAGES];
+  Barrier sums_full, sums_empty;  // of `partial`, where a tile's sums lie until all warps have added theirs up
   alignas(16) float partial[WARPS][TOKENS][SUMS_STRIDE];
 
   // By all threads, before a barrier of theirs.
@@ -29,23 +31,42 @@ struct alignas(128) RowsShared {
       barrier_init(full + thread, 1);
       barrier_init(empty + thread, 2 * WARPS);
     }
+    if (thread == 0) {
+      barrier_init(&sums_full, 2 * WARPS);
+      barrier_init(&sums_empty, 2 * WARPS);
+    }
     barrier_init_done();
   }
 };
 
+// Wait until at most `pending` of this thread's youngest groups of copies are unfinished, or fewer.
+__device__ __forceinline__ void copy_async_wait_for_all_but(int pending) {
+  if (pending >= 3) {
+    copy_async_wait<3>();
+  } else if (pending == 2) {
+    copy_async_wait<2>();
+  } else if (pending == 1) {
+    copy_async_wait<1>();
+  } else {
+    copy_async_wait<0>();
+  }
+}
+
 // The rows of x, each warp's part of k of all of them: [steps][TOKENS][16 vectors], the vectors of odd tokens
 // XORed with one, so that those of neighbours are in different banks; and the norm's weight, [steps][16
-// vectors].
+// vectors]. Two warps have a part; they copy it, and wait for no others.
 template <typename T, typename Stage, int TOKENS>
 class ResidentRows {
   static constexpr int VECTORS = STEP / SEGMENT;
   static constexpr int GROUPS = TOKENS / 8;
 
  public:
-  __device__ __forceinline__ ResidentRows(uint4* x, uint4* gains, int steps, int in_features)
-      : x_(x + part_of_warp() * steps * TOKENS * VECTORS),
-        gains_(gains + part_of_warp() * steps * VECTORS),
-        steps_(steps),
+  __device__ __forceinline__ ResidentRows(uint4* x, uint4* gains, const StageSteps<Stage>& steps,
+                                          int in_features)
+      : x_(x + part_of_warp() * steps.a_tile * TOKENS * VECTORS),
+        gains_(gains + part_of_warp() * steps.a_tile * VECTORS),
+        first_(steps.first),
+        steps_(steps.a_tile),
         in_features_(in_features) {}
 
   // Before earlier kernels have ended; the first warp of each part.
@@ -56,7 +77,8 @@ class ResidentRows {
     }
   }
 
-  // Half of the tokens of this warp's part of k; zeros beyond the last row and the rows' end.
+  // Half of the tokens of this warp's part of k, a group of copies a step; zeros beyond the last row and the
+  // rows' end.
   __device__ __forceinline__ void load(const T* x, int num_rows) const {
 #pragma unroll 1
     for (int step = 0; step < steps_; ++step) {
@@ -68,27 +90,21 @@ class ResidentRows {
         copy_async_16(x_ + place(step, token, vector),
                       valid ? x + static_cast<long long>(token) * in_features_ + k : x, valid);
       }
+      copy_async_commit();
     }
   }
 
-  // Multiplies by the norm's weight what has been loaded, a group of tokens a warp, and leaves the sums of
-  // squares. Their order is that of `BlockConsumer`.
-  __device__ __forceinline__ void normalise(float (&squares)[WARPS][TOKENS]) const {
-    const int group = pair_of_warp();
-    if (group >= GROUPS) return;
-    float sum = 0.0f;
-#pragma unroll 1
-    for (int step = 0; step < steps_; ++step) {
-#pragma unroll
-      for (int round = 0; round < LANE_ELEMENTS / SEGMENT; ++round) {
-        uint4& x = x_[place(step, group * 8 + row_of_lane(), vector(round))];
-        sum = add_squares<T>(sum, x);
-        x = multiply_elements<T>(x, gains_[step * VECTORS + vector(round)]);
+  // A step of the rows, multiplied by the norm's weight if `normed`, is there for this warp: the first tile asks for
+  // each in turn, so that the rest comes meanwhile.
+  __device__ __forceinline__ void await_step(int step, bool normed, float (&squares)[WARPS][TOKENS]) {
+    copy_async_wait_for_all_but(steps_ - 1 - step);
+    meet();
+    if constexpr (has_float_range<T>) {
+      if (normed) {
+        normalise(step, squares);
+        meet();
       }
     }
-    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-    if (lane_of_thread() % 4 == 0) squares[part_of_warp()][group * 8 + row_of_lane()] = sum;
   }
 
   // Where this lane's elements of the first group's token lie for round 0 of the first step, from `shared`
@@ -98,6 +114,26 @@ class ResidentRows {
   }
 
  private:
+  // The two warps of a part.
+  static __device__ __forceinline__ void meet() { named_barrier_wait(1 + part_of_warp(), 2 * WARP_SIZE); }
+
+  // A group of tokens a warp; with the last step the sums of squares are complete. Their order is that of
+  // `BlockConsumer`.
+  __device__ __forceinline__ void normalise(int step, float (&squares)[WARPS][TOKENS]) {
+    const int group = pair_of_warp();
+    if (group >= GROUPS) return;
+#pragma unroll
+    for (int round = 0; round < LANE_ELEMENTS / SEGMENT; ++round) {
+      uint4& x = x_[place(step, group * 8 + row_of_lane(), vector(round))];
+      sum_ = add_squares<T>(sum_, x);
+      x = multiply_elements<T>(x, gains_[step * VECTORS + vector(round)]);
+    }
+    if (step < steps_ - 1) return;
+    sum_ += __shfl_xor_sync(FULL_WARP, sum_, 1);
+    sum_ += __shfl_xor_sync(FULL_WARP, sum_, 2);
+    if (lane_of_thread() % 4 == 0) squares[part_of_warp()][group * 8 + row_of_lane()] = sum_;
+  }
+
   static __device__ __forceinline__ int place(int step, int token, int vector) {
     return (step * TOKENS + token) * VECTORS + (vector ^ token % 2);
   }
@@ -105,14 +141,15 @@ class ResidentRows {
     const int lane = lane_of_thread() % 4;
     return lane * 4 + vector_of_round(round, lane);
   }
-  static __device__ __forceinline__ int element(int step, int vector) {
-    return (step * WARPS + part_of_warp()) * STEP + vector * SEGMENT;
+  __device__ __forceinline__ int element(int step, int vector) const {
+    return ((first_ + step) * WARPS + part_of_warp()) * STEP + vector * SEGMENT;
   }
 
   uint4* const x_;
   uint4* const gains_;
-  const int steps_;
+  const int first_, steps_;
   const int in_features_;
+  float sum_ = 0.0f;  // of squares
 };
 
 // Consumer: this warp's sums of its pair of units over its steps of k, in the order of `BlockConsumer`.
@@ -129,7 +166,7 @@ class RowsItems {
                                        const Steps& steps)
       : shared_(shared),
         places_(part_of_warp()),
-        count_(steps.count),
+        count_(steps.count - steps.first * WARPS),
         unit_(pair_of_warp() * 2),
         lane_(lane_of_thread() % 4),
         half_(Steps::half()),
@@ -141,29 +178,30 @@ class RowsItems {
     if (part * WARPS + part_of_warp() >= count_) return;
     const int lane = lane_;
     LaneCodes<F> rows[2];
-    LaneScales<T, F> scales[2];
+    ElementMaker<T, F> makers[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       rows[i] = places_.codes(codes + (unit_ + i) * Stage::UNIT_CODES);
       unsigned record[RECORD_WORDS];
       places_.load_record(headers + (unit_ + i) * Stage::UNIT_HEADERS, half_, record);
-      scales[i] = LaneScales<T, F>(record, half_, lane);
+      makers[i].begin(record, half_, lane);
     }
     const int from = x_ + part * (TOKENS * TOKEN_BYTES);
 #pragma unroll
-    for (int round = 0; round < LANE_ELEMENTS / SEGMENT; ++round) {
-      const unsigned char* const place = shared_ + (from ^ round * 16);
-      uint4 tokens[GROUPS];
+    for (int two = 0; two < LANE_ELEMENTS / SEGMENT / 2; ++two) {
+      uint4 low[2], high[2];
+      makers[0].make(rows[0], two, lane, low);
+      makers[1].make(rows[1], two, lane, high);
 #pragma unroll
-      for (int i = 0; i < GROUPS; ++i) {
-        tokens[i] = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
-      }
-      const uint4 low = elements_of<T, F>(rows[0], round, lane, scales[0]);
-      const uint4 high = elements_of<T, F>(rows[1], round, lane, scales[1]);
+      for (int round = 0; round < 2; ++round) {
+        const unsigned char* const place = shared_ + (from ^ (two * 2 + round) * 16);
+        const uint4 &upper = low[round], &lower = high[round];
 #pragma unroll
-      for (int i = 0; i < GROUPS; ++i) {
-        mma_m16n8k16<T>(sums_[i], {low.x, high.x, low.y, high.y}, {tokens[i].x, tokens[i].y});
-        mma_m16n8k16<T>(sums_[i], {low.z, high.z, low.w, high.w}, {tokens[i].z, tokens[i].w});
+        for (int i = 0; i < GROUPS; ++i) {
+          const uint4 tokens = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
+          mma_m16n8k16<T>(sums_[i], {upper.x, lower.x, upper.y, lower.y}, {tokens.x, tokens.y});
+          mma_m16n8k16<T>(sums_[i], {upper.z, lower.z, upper.w, lower.w}, {tokens.z, tokens.w});
+        }
       }
     }
   }
@@ -175,7 +213,8 @@ class RowsItems {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int token = i * 8 + lane_of_thread() % 4 * 2 + e % 2;
-        partial[part_of_warp()][token][(pair_of_warp() * 2 + e / 2) * UNIT + places_.row()] = sums_[i][e];
+        partial[part_of_warp()][token][(pair_of_warp() * 2 + e / 2) * UNIT + places_.row()] =
+            sums_[i][e] * SUMS_FACTOR<T, F>;
         sums_[i][e] = 0.0f;
       }
     }
@@ -184,7 +223,7 @@ class RowsItems {
  private:
   const unsigned char* const shared_;
   const UnitPlaces<Stage> places_;
-  const int count_;  // steps of a row
+  const int count_;  // steps of a row, from the slice's first on
   int unit_;         // the first of this warp's
   int lane_, half_;
   int x_;  // where this lane's elements begin, from `shared_` on
@@ -217,9 +256,19 @@ class RowsEpilogue {
     if (bias_ != nullptr) before_ += to_float(bias_[column(tile)]);
   }
 
-  // `squares`: of the tokens of each part of k, null without a norm, whose mean is over in_features.
-  __device__ __forceinline__ void store(int tile, const RowsShared<TOKENS>& shared, bool normed,
-                                        int in_features, float eps) const {
+  // This warp's share of the tile that was fetched last, once all warps have left its sums. The norm's mean is
+  // over in_features.
+  __device__ __forceinline__ void store(int tile, RowsShared<TOKENS>& shared, bool normed, int in_features,
+                                        float eps) const {
+    barrier_wait(&shared.sums_full, tile % 2);
+    add_up(tile, shared, normed, in_features, eps);
+    __syncwarp();
+    if (lane_of_thread() == 0) barrier_arrive(&shared.sums_empty);
+  }
+
+ private:
+  __device__ __forceinline__ void add_up(int tile, const RowsShared<TOKENS>& shared, bool normed,
+                                         int in_features, float eps) const {
     if (!has_row_ || column(tile) >= tiles_.features) return;
     float scale = 1.0f;
     if (normed) {
@@ -239,7 +288,6 @@ class RowsEpilogue {
     out_[place(tile)] = from_float<Out>(result);
   }
 
- private:
   // Of all parts of k, in order.
   __device__ __forceinline__ float total(const RowsShared<TOKENS>& shared, int row) const {
     float sum = shared.partial[0][token_][row];

@@ -5,7 +5,9 @@
 #include "sm90_block_rows.cuh"
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a
-// norm as `matmul_decode_kernel` has it. Bit for bit what `block_matmul_kernel` gives.
+// norm as `matmul_decode_kernel` has it. With `slices` > 1, k is cut into as many, between items, and their sums
+// are out[slice, m, n], without norm, bias, addition and gate; else bit for bit what `block_matmul_kernel`
+// gives.
 //   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null, null for a T without
 //   the range
 //        of a float; bias [out_features] T or null; maps of codes [out_features, any] unsigned and headers
@@ -15,18 +17,24 @@
 //        takes no bias and does not accumulate
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
-// Grid: any number of blocks; they share the weight's tiles of 32 rows (gated: 16 gates and their ups)
-// evenly.
-// Block: 512 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py.
+// Grid: any number of blocks for each slice; they share the weight's tiles of 32 rows (gated: 16 gates and
+// their ups) evenly.
+// Block: 544 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py.
 // Unit of work: an item, 1,024 elements of the 32 rows of a tile, comes by TMA into a ring of `stages`; each
-// of 16 warps takes 128 elements of 16 rows of it. x stays in shared memory, for it would come past as often
-// as there are tiles. The order of a row's sums depends on in_features alone.
+// of 16 warps takes 128 elements of 16 rows of it, and another warp refills. x stays in shared memory, for it would come past as often
+// as there are tiles; the first tile takes each step of it as it comes. The order of a row's sums depends on
+// in_features alone.
+// Waits: no barrier of all warps once the ring runs. A warp stores its share of a tile's sums in the next
+// tile, after its first item, when the others have left theirs. Every wait is for what others do at an earlier
+// place of the same sequence (item, sums of the tile before stored, other items, sums left), so none is in
+// vain.
 template <typename T, typename Out, typename F, int TOKENS>
 __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_BLOCK_ROWS_PARAMS(T, Out)) {
   using Stage = RowsStage<F>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
-  const BlockTiles<Stage> tiles(out_features, gated);
-  const StageSteps<Stage> steps(in_features);
+  const int block = small_div(blockIdx.x, slices), slice = blockIdx.x - block * slices;
+  const BlockTiles<Stage> tiles(out_features, gated, block, small_div(gridDim.x, slices));
+  const StageSteps<Stage> steps(in_features, slice, slices);
   unsigned char* const header_ring = shared_memory + stages * Stage::CODES;
   RowsShared<TOKENS>& shared = *reinterpret_cast<RowsShared<TOKENS>*>(header_ring + stages * Stage::HEADERS);
   uint4* const rows = reinterpret_cast<uint4*>(&shared + 1);
@@ -36,44 +44,39 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
   __syncthreads();
   const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps,
                                     codes_map, headers_map, stages);
-  if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
+  if (warp_of_thread() == 2 * WARPS) {
+    producer.run();
+    return;
+  }
   let_next_kernel_start();
-  const ResidentRows<T, Stage, TOKENS> resident(rows, gains, steps.a_tile, in_features);
+  ResidentRows<T, Stage, TOKENS> resident(rows, gains, steps, in_features);
   if (norm != nullptr) resident.load_gains(norm);
   wait_for_earlier_kernels();
   resident.load(x, num_rows);
-  copy_async_commit();
-  copy_async_wait<0>();
-  __syncthreads();
-  if constexpr (has_float_range<T>) {
-    if (norm != nullptr) {
-      resident.normalise(shared.squares);
-      __syncthreads();
-    }
-  }
 
   RowsItems<T, F, TOKENS> items(shared_memory, resident, steps);
-  RowsEpilogue<T, Out, F, TOKENS> epilogue(tiles, bias, out, out_stride, num_rows, accumulate);
+  RowsEpilogue<T, Out, F, TOKENS> epilogue(
+      tiles, bias, out + static_cast<long long>(slice) * num_rows * out_stride, out_stride, num_rows, accumulate);
   RingPlace place(stages);
-  int refills_in = warp_of_thread() == 0 ? 2 * WARPS : warp_of_thread(), item = 0;
 #pragma unroll 1
   for (int tile = 0; tile < tiles.count; ++tile) {
-    epilogue.fetch(tile);
 #pragma unroll 1
-    for (int part = 0; part < steps.a_tile; ++part, ++item) {
-      if (item == refills_in) {
-        producer.refill(item - 1, place);
-        refills_in += 2 * WARPS;
-      }
+    for (int part = 0; part < steps.a_tile; ++part) {
+      if (tile == 0) resident.await_step(part, norm != nullptr, shared.squares);
       barrier_wait(&shared.full[place.slot], place.parity);
       items.take(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS, part);
       __syncwarp();
       if (lane_of_thread() == 0) barrier_arrive(&shared.empty[place.slot]);
       place.advance();
+      if (part == 0) {
+        if (tile > 0) epilogue.store(tile - 1, shared, norm != nullptr, in_features, eps);
+        epilogue.fetch(tile);
+      }
     }
-    if (tile > 0) __syncthreads();  // the sums of the tile before may still be in use
+    if (tile > 0) barrier_wait(&shared.sums_empty, (tile - 1) % 2);
     items.share(shared.partial);
-    __syncthreads();
-    epilogue.store(tile, shared, norm != nullptr, in_features, eps);
+    __syncwarp();
+    if (lane_of_thread() == 0) barrier_arrive(&shared.sums_full);
   }
+  if (tiles.count > 0) epilogue.store(tiles.count - 1, shared, norm != nullptr, in_features, eps);
 }

@@ -239,7 +239,7 @@ def test_one_row_by_tma(name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypat
 @pytest.mark.parametrize("name", list(KERNEL_FORMATS))
 def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit what the kernel for more rows gives, over several tiles of a block, of which the last is cut off."""
-    format, rows, columns = KERNEL_FORMATS[name], 32 * 5 + 16, 3072
+    format, rows, columns = KERNEL_FORMATS[name], 32 * 5 + 16, 5120 if m == 8 else 3072
     if not sm90_rows.supports(cuda_ops.device, format, m, columns, normed=True):
         pytest.skip("the kernel needs sm_90")
     monkeypatch.setattr(cuda_ops.device, "multiprocessors", 2)
@@ -263,6 +263,34 @@ def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pyte
         results.append([tensor.numpy() for tensor in (out, logits, gated)])
     for one, other in zip(*results, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("slices", [2, 3])
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Int4Group128"])
+def test_few_rows_in_slices_of_k(name: str, slices: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where x is too wide for one block: several tiles of a block, the last one cut off; a row as among others."""
+    format, rows, columns = KERNEL_FORMATS[name], 32 * 5 + 16, 3072
+    if not sm90_rows.supports(cuda_ops.device, format, 16, columns, normed=False):
+        pytest.skip("the kernel needs sm_90")
+    monkeypatch.setattr(cuda_ops.device, "multiprocessors", 2 * slices)
+    monkeypatch.setattr(sm90_rows, "supports", lambda *_, **__: False)
+    monkeypatch.setattr(sm90_rows, "count_slices", lambda *_: slices)
+    weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
+    cuda_ops.reserve_linear([weight], np.dtype(bfloat16))
+    numbers = dequantized(cuda_ops, weight, bfloat16)
+    x, bias = random_array(20, (13, columns), bfloat16, 1 / 64), random_array(21, (rows,), bfloat16)
+    biased = LinearWeight(weight.parts, from_numpy(bias, cuda_ops.device))
+    results = []
+    for m in (13, 3):
+        device_x = from_numpy(x[:m].copy(), cuda_ops.device)
+        out, logits = (poisoned((m, rows), kind, cuda_ops.device) for kind in (bfloat16, float32))
+        cuda_ops.linear(device_x, biased, out=logits)
+        cuda_ops.linear(device_x, biased, out=out)
+        cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
+        assert_close(out.numpy(), 2 * reference.matmul(x[:m], numbers, bias), bfloat16, roundings=2)
+        assert_close(logits.numpy(), reference.matmul(x[:m], numbers, bias), float32, typical=1)
+        results.append(logits.numpy())
+    np.testing.assert_array_equal(results[0][:3], results[1])
 
 
 @pytest.mark.parametrize("tile", sm90_fragments.TILES, ids=lambda tile: f"{tile.warpgroups}_{tile.tokens}")

@@ -30,7 +30,17 @@ from tessera.engine.ops.cuda.moe import routing as expert_routing
 from tessera.engine.ops.cuda.moe import rows as expert_rows
 from tessera.engine.ops.cuda.moe import sm90 as sm90_experts
 from tessera.engine.ops.cuda.moe import tiles as expert_tiles
-from tessera.engine.ops.cuda.quant import blocks, dequantize, gather, product, sm90_product, sm90_row, sm90_rows, turn
+from tessera.engine.ops.cuda.quant import (
+    blocks,
+    dequantize,
+    gather,
+    product,
+    slices,
+    sm90_product,
+    sm90_row,
+    sm90_rows,
+    turn,
+)
 from tessera.engine.ops.interface import RareOp
 
 GROUPS = (
@@ -43,6 +53,7 @@ GROUPS = (
     sm90_product,
     sm90_row,
     sm90_rows,
+    slices,
     fp8,
     lora,
     attention,

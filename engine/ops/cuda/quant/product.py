@@ -17,6 +17,7 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.ops.cuda.quant import slices as sliced
 from tessera.engine.ops.cuda.quant import sm90_fragments, sm90_product, sm90_row, sm90_rows, turn
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
@@ -243,7 +244,7 @@ def _launch(
     accumulates: bool,
 ) -> None:
     """Some rows times the features of a part, which begin at `start`."""
-    x, weight, out, norm, eps, _ = operands
+    x, weight, out, norm, eps, room = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
@@ -254,9 +255,13 @@ def _launch(
             row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
             sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)
             return
+        few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
         if sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
-            few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
             sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
+            return
+        slices = None if gated or norm is not None or x.shape[0] == 1 else _slices_of(device, part)
+        if slices is not None and (sums := sliced.place_of(room, slices, MAX_ROWS_TMA, features)) is not None:
+            sm90_rows.launch_slices(device, few, *types, slices, sums, accumulates=accumulates)
             return
     units = ceil_div(features // 2 if gated else features, UNIT)
     # A second block of each multiprocessor pays where all have tiles to do.
@@ -281,6 +286,11 @@ def _launch(
     device.launch(BLOCK_MATMUL, tile.template(*types, part.format), config, params)
 
 
+def _slices_of(device: CudaDevice, part: WeightPart) -> int | None:
+    assert isinstance(part.format, PackedFormat)
+    return sm90_rows.count_slices(device, part.format, *part.shape)
+
+
 def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Instantiation]:
     """All that products by a weight launch for elements of this C type."""
     if dtype == C_TYPE_NAMES[float32]:
@@ -298,6 +308,7 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
     if sm90_row.SM90_BLOCK_ROW.supports(device.arch):
         for format in formats:
             kernels |= sm90_row.kernels_of(format, dtype) | sm90_rows.kernels_of(format, dtype)
+        kernels |= set(sliced.instantiations((dtype,)))
     if sm90_product.SM90_BLOCK_MATMUL.supports(device.arch):
         for format in formats:
             kernels |= sm90_product.kernels_of(format, dtype)
