@@ -7,7 +7,7 @@
 #include "sm90_block_ring.cuh"
 
 constexpr int ROWS_THREADS = (2 * WARPS + 1) * WARP_SIZE;  // the last warp copies
-constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
+constexpr int ROWS_TILE = 4 * UNIT;                        // rows of the weight
 constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
 
 template <typename F>
@@ -21,7 +21,8 @@ template <int TOKENS>
 struct alignas(128) RowsShared {
   float squares[WARPS][TOKENS];
   Barrier full[MAX_ROWS_STAGES], empty[MAX_ROWS_STAGES];
-  Barrier sums_full, sums_empty;  // of `partial`, where a tile's sums lie until all warps have added theirs up
+  Barrier sums_full,
+      sums_empty;  // of `partial`, where a tile's sums lie until all warps have added theirs up
   alignas(16) float partial[WARPS][TOKENS][SUMS_STRIDE];
 
   // By all threads, before a barrier of theirs.
@@ -94,8 +95,8 @@ class ResidentRows {
     }
   }
 
-  // A step of the rows, multiplied by the norm's weight if `normed`, is there for this warp: the first tile asks for
-  // each in turn, so that the rest comes meanwhile.
+  // A step of the rows, multiplied by the norm's weight if `normed`, is there for this warp: the first tile
+  // asks for each in turn, so that the rest comes meanwhile.
   __device__ __forceinline__ void await_step(int step, bool normed, float (&squares)[WARPS][TOKENS]) {
     copy_async_wait_for_all_but(steps_ - 1 - step);
     meet();
@@ -256,8 +257,8 @@ class RowsEpilogue {
     if (bias_ != nullptr) before_ += to_float(bias_[column(tile)]);
   }
 
-  // This warp's share of the tile that was fetched last, once all warps have left its sums. The norm's mean is
-  // over in_features.
+  // This warp's share of the tile that was fetched last, once all warps have left its sums. The norm's mean
+  // is over in_features.
   __device__ __forceinline__ void store(int tile, RowsShared<TOKENS>& shared, bool normed, int in_features,
                                         float eps) const {
     barrier_wait(&shared.sums_full, tile % 2);

@@ -3,8 +3,8 @@
 #include "common.cuh"
 #include "generated/add_slices.cuh"
 
-// out[m, n] = the sum over slices of sums[slice, m, n], in their order, + bias[n], + out[m, n] if `accumulate`;
-// rounded once.
+// out[m, n] = the sum over slices of sums[slice, m, n], in their order, + bias[n], + out[m, n] if
+// `accumulate`; rounded once.
 //   in:  sums [slices, num_rows, features] float, slices <= MAX_SLICES; bias [features] T or null
 //   out: out [num_rows, features] Out (T or float), rows `out_stride` apart
 // Layout: row-major; features and out_stride even, sums, bias and out aligned to two elements.

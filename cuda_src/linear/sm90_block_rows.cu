@@ -5,9 +5,9 @@
 #include "sm90_block_rows.cuh"
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a
-// norm as `matmul_decode_kernel` has it. With `slices` > 1, k is cut into as many, between items, and their sums
-// are out[slice, m, n], without norm, bias, addition and gate; else bit for bit what `block_matmul_kernel`
-// gives.
+// norm as `matmul_decode_kernel` has it. With `slices` > 1, k is cut into as many, between items, and their
+// sums are out[slice, m, n], without norm, bias, addition and gate; else bit for bit what
+// `block_matmul_kernel` gives.
 //   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null, null for a T without
 //   the range
 //        of a float; bias [out_features] T or null; maps of codes [out_features, any] unsigned and headers
@@ -21,13 +21,12 @@
 // their ups) evenly.
 // Block: 544 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py.
 // Unit of work: an item, 1,024 elements of the 32 rows of a tile, comes by TMA into a ring of `stages`; each
-// of 16 warps takes 128 elements of 16 rows of it, and another warp refills. x stays in shared memory, for it would come past as often
-// as there are tiles; the first tile takes each step of it as it comes. The order of a row's sums depends on
-// in_features alone.
-// Waits: no barrier of all warps once the ring runs. A warp stores its share of a tile's sums in the next
-// tile, after its first item, when the others have left theirs. Every wait is for what others do at an earlier
-// place of the same sequence (item, sums of the tile before stored, other items, sums left), so none is in
-// vain.
+// of 16 warps takes 128 elements of 16 rows of it, and another warp refills. x stays in shared memory, for it
+// would come past as often as there are tiles; the first tile takes each step of it as it comes. The order of
+// a row's sums depends on in_features alone. Waits: no barrier of all warps once the ring runs. A warp stores
+// its share of a tile's sums in the next tile, after its first item, when the others have left theirs. Every
+// wait is for what others do at an earlier place of the same sequence (item, sums of the tile before stored,
+// other items, sums left), so none is in vain.
 template <typename T, typename Out, typename F, int TOKENS>
 __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_BLOCK_ROWS_PARAMS(T, Out)) {
   using Stage = RowsStage<F>;
@@ -55,8 +54,9 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
   resident.load(x, num_rows);
 
   RowsItems<T, F, TOKENS> items(shared_memory, resident, steps);
-  RowsEpilogue<T, Out, F, TOKENS> epilogue(
-      tiles, bias, out + static_cast<long long>(slice) * num_rows * out_stride, out_stride, num_rows, accumulate);
+  RowsEpilogue<T, Out, F, TOKENS> epilogue(tiles, bias,
+                                           out + static_cast<long long>(slice) * num_rows * out_stride,
+                                           out_stride, num_rows, accumulate);
   RingPlace place(stages);
 #pragma unroll 1
   for (int tile = 0; tile < tiles.count; ++tile) {

@@ -57,21 +57,24 @@ __global__ void __launch_bounds__(1024) group_pairs_kernel(GROUP_PAIRS_PARAMS) {
 
   const int a_warp = ceil_div(ceil_div(num_pairs, WARP_SIZE), warps) * WARP_SIZE;
   const int begin = warp * a_warp, end = min(begin + a_warp, num_pairs);
-  // Of the lanes with this lane's expert: how many come before it, and how many there are.
+  // Of the lanes with this lane's expert, or with none, whose number is num_experts: how many come before it,
+  // and how many there are. A vote for each bit of the number.
   auto rank_of = [&](int expert, int& count) {
-    int before = 0;
-    count = 0;
+    unsigned same = FULL_WARP;
+    for (int bit = 0; num_experts >> bit != 0; bit += 4) {
 #pragma unroll
-    for (int other = 0; other < WARP_SIZE; ++other) {
-      const bool same = __shfl_sync(FULL_WARP, expert, other) == expert;
-      before += same && other < lane;
-      count += same;
+      for (int i = 0; i < 4; ++i) {
+        const bool is_set = expert >> (bit + i) & 1;
+        const unsigned votes = __ballot_sync(FULL_WARP, is_set);
+        same &= is_set ? votes : ~votes;
+      }
     }
-    return before;
+    count = __popc(same);
+    return __popc(same & ((1u << lane) - 1));
   };
   for (int base = begin; base < end; base += WARP_SIZE) {
     const bool valid = base + lane < end;
-    const int expert = valid ? load_updated(experts + base + lane) : -1;
+    const int expert = valid ? load_updated(experts + base + lane) : num_experts;
     int count;
     const int before = rank_of(expert, count);
     if (valid && before == 0) counts[expert] += count;
@@ -111,7 +114,7 @@ __global__ void __launch_bounds__(1024) group_pairs_kernel(GROUP_PAIRS_PARAMS) {
   for (int base = begin; base < end; base += WARP_SIZE) {
     const int pair = base + lane;
     const bool valid = pair < end;
-    const int expert = valid ? load_updated(experts + pair) : -1;
+    const int expert = valid ? load_updated(experts + pair) : num_experts;
     int count;
     const int before = rank_of(expert, count);
     const int place = valid ? starts[expert] + counts[expert] + before : 0;

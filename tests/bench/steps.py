@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,6 +21,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.events import Graph
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.model_runner import ModelRunner
@@ -65,7 +67,7 @@ class DecodeSteps:
 
 
 def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict[str, float]:
-    """Microseconds of a step one ahead, and of the host's part."""
+    """Microseconds of a step one ahead, of the host's part, and of what the driver takes of that to launch graphs."""
     found = measure_batches(runner, DecodeSteps(runner, rows, context, **params).batches())
     return {"rows": rows, "context": context, **found}
 
@@ -75,21 +77,44 @@ def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch]) -> dict[
     batches = [next(prepared) for _ in range(STEPS)]
     running = runner.start(batches[0])
     host: list[float] = []
+    launching: list[float] = []
     gaps: list[float] = []
     last = time.perf_counter()
-    for batch in batches[1:]:
-        begin = time.perf_counter()
-        following = runner.start(batch)
-        host.append(time.perf_counter() - begin)
+    with _timed_launches() as launches:
+        for batch in batches[1:]:
+            launches.clear()
+            begin = time.perf_counter()
+            following = runner.start(batch)
+            host.append(time.perf_counter() - begin)
+            launching.append(sum(launches))
+            running.result()
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last, running = now, following
         running.result()
-        now = time.perf_counter()
-        gaps.append(now - last)
-        last, running = now, following
-    running.result()
     return {
         "step us": statistics.median(gaps[5:]) * 1e6,
         "host us": statistics.median(host[5:]) * 1e6,
+        "launches us": statistics.median(launching[5:]) * 1e6,
     }
+
+
+@contextmanager
+def _timed_launches() -> Iterator[list[float]]:
+    """Seconds that each launch of a graph takes the host."""
+    found: list[float] = []
+    launch = Graph.launch
+
+    def timed(graph: Graph) -> None:
+        begin = time.perf_counter()
+        launch(graph)
+        found.append(time.perf_counter() - begin)
+
+    Graph.launch = timed  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Graph.launch = launch  # type: ignore[method-assign]
 
 
 def profile(runner: ModelRunner, rows: int, context: int, *, apart: bool = False) -> list[tuple[str, int, float]]:

@@ -16,8 +16,8 @@ __device__ __forceinline__ unsigned unpack_e4m3(unsigned short codes) {
   return halves;
 }
 
-// Four e4m3 as two pairs of __half, exactly. The conversion takes either half of a register, where a shift of it
-// would be an instruction more.
+// Four e4m3 as two pairs of __half, exactly. The conversion takes either half of a register, where a shift of
+// it would be an instruction more.
 __device__ __forceinline__ uint2 unpack_four_e4m3(unsigned codes) {
   uint2 halves;
   asm("{ .reg .b16 low, high;\n"
