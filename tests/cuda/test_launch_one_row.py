@@ -1,17 +1,21 @@
-"""How products of one row by quantised blocks share multiprocessors, on a device that only writes down launches."""
+"""How products of one row and of a few by quantised blocks share multiprocessors, on a device that only writes down
+launches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.formats import KERNEL_FORMATS, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product, sm90_row
+from tessera.engine.ops.cuda.quant import product, sm90_row, sm90_rows
+from tessera.engine.ops.linear_interface import Accumulate
+from tessera.engine.tensor import bfloat16, empty
 from tests.bench import block_kernels
 from tests.cuda.test_launch_attention import Launch, check_params
 from tests.cuda.test_launch_sm90_matmul import Sm90Device
@@ -83,3 +87,29 @@ def test_codes_of_few_bits_come_by_copies() -> None:
     assert chosen["Q6_K"]
     assert not chosen["Q4_K"]
     assert not chosen["Int4Group128"]
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Int4Group128"])
+def test_few_wide_rows_take_the_same_slices_of_k(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Llama 3 8B's last product, whatever the number of rows, with what was compiled; narrower rows take none."""
+    device = LayerDevice()
+    ops = CudaOps(cast(CudaDevice, device))
+    for make in ("lines_map", "words_map"):
+        monkeypatch.setattr(sm90_rows, make, lambda *_: bytes(128))
+    for columns, launched in ((14336, 2), (4096, 1)):
+        weight = LinearWeight((WeightPart.empty(KERNEL_FORMATS[name], 4096, columns, ops.device),))
+        ops.reserve_linear([weight], np.dtype(bfloat16), 16)
+        slices = []
+        for rows in (2, 16):
+            device.launches.clear()
+            x, out = (empty((rows, width), bfloat16, ops.device) for width in (columns, 4096))
+            ops.linear(x, weight, epilogue=Accumulate(), out=out)
+            assert len(device.launches) == launched
+            assert {(launch.spec, launch.template) for launch in device.launches} <= device.compiled
+            first, last = device.launches[0], device.launches[-1]
+            assert first.config.grid[0] % first.params.slices == 0
+            assert first.config.grid[0] > device.multiprocessors * 0.95
+            assert last.params.slices == first.params.slices
+            slices.append(first.params.slices)
+        assert slices[0] == slices[1]
+        assert (slices[0] > 1) == (launched > 1)
