@@ -110,7 +110,7 @@ def _timed_launches() -> Iterator[list[float]]:
         launch(graph)
         found.append(time.perf_counter() - begin)
 
-    Graph.launch = timed  # type: ignore[method-assign]
+    Graph.launch = timed  # type: ignore[method-assign, assignment]
     try:
         yield found
     finally:
