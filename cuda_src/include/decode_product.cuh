@@ -14,9 +14,12 @@ constexpr int THREADS = WARPS * WARP_SIZE;
 // sum + the squares of eight elements.
 template <typename T>
 __device__ __forceinline__ float add_squares(float sum, const uint4& raw) {
-  const Vec<T, SEGMENT> values = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
+  const unsigned words[] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
-  for (int e = 0; e < SEGMENT; ++e) sum = fmaf(to_float(values[e]), to_float(values[e]), sum);
+  for (unsigned word : words) {
+    const float2 values = floats_of_pair<typename pair_of<T>::type>(word);
+    sum = fmaf(values.y, values.y, fmaf(values.x, values.x, sum));
+  }
   return sum;
 }
 
@@ -41,15 +44,21 @@ __device__ __forceinline__ uint4 scaled_elements(const uint4& elements, const ui
   return reinterpret_cast<const uint4&>(values);
 }
 
-// Sums of eight elements and eight others, rounded to T.
+// Two elements plus two others times `scale` and a gain; the products are rounded to T, and the sums.
 template <typename T>
-__device__ __forceinline__ uint4 add_elements(const uint4& a, const uint4& b) {
-  using Vector = Vec<T, SEGMENT>;
-  const Vector others = reinterpret_cast<const Vector&>(b);
-  Vector sums = reinterpret_cast<const Vector&>(a);
-#pragma unroll
-  for (int e = 0; e < SEGMENT; ++e) sums[e] = from_float<T>(to_float(sums[e]) + to_float(others[e]));
-  return reinterpret_cast<const uint4&>(sums);
+__device__ __forceinline__ unsigned add_scaled_pair(unsigned pair, unsigned others, unsigned gain, float scale) {
+  using Pair = typename pair_of<T>::type;
+  const float2 values = floats_of_pair<Pair>(others), gains = floats_of_pair<Pair>(gain);
+  const unsigned scaled = pair_of_floats<Pair>(values.x * scale * gains.x, values.y * scale * gains.y);
+  const float2 a = floats_of_pair<Pair>(pair), b = floats_of_pair<Pair>(scaled);
+  return pair_of_floats<Pair>(a.x + b.x, a.y + b.y);
+}
+template <typename T>
+__device__ __forceinline__ uint4 add_scaled_elements(const uint4& a, const uint4& others, const uint4& gain,
+                                                     float scale) {
+  return make_uint4(
+      add_scaled_pair<T>(a.x, others.x, gain.x, scale), add_scaled_pair<T>(a.y, others.y, gain.y, scale),
+      add_scaled_pair<T>(a.z, others.z, gain.z, scale), add_scaled_pair<T>(a.w, others.w, gain.w, scale));
 }
 
 // Constants of a variant.
@@ -63,6 +72,7 @@ struct Variant {
   static constexpr int STAGES = RING_STAGES;
   static constexpr int HALVES = HALVES_A_STEP;
   static constexpr bool RESIDENT = TOKENS == 1;            // the row of x stays in shared memory
+  static constexpr bool ADDS = RESIDENT && sizeof(Out) == sizeof(T);  // the row may be a sum; not for logits
   static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
   static constexpr int GROUPS = ceil_div(TOKENS, 8);       // of 8 tokens
   static constexpr int MMAS_M = ceil_div(TOKENS, 16);
@@ -105,6 +115,10 @@ struct BlockUnits {
 // This warp's steps along k: every WARPS-th. Its vectors of a row lie one step after another.
 template <typename V>
 struct WarpSteps {
+  // From a vector to that which the same lane has next, where a warp's lanes take its vectors in turn.
+  static constexpr int LANES_K = THREADS * SEGMENT;
+  static_assert(WARP_SIZE % V::STEP_VECTORS == 0, "a warp takes whole steps");
+
   int count;
   int vectors;
 
@@ -257,25 +271,34 @@ struct RowSum {
   const T* update;  // null without
   const T* update_norm;
   T* sum;
+  int in_features;
   float eps;
-  uint4 gains[SUM_VECTORS];
 
-  // Before earlier kernels have ended.
-  __device__ __forceinline__ void load_gains(const Steps& steps, int in_features) {
+  // The update's gains to where this warp's vectors of the sum will be, with the next group of copies; before
+  // earlier kernels have ended.
+  __device__ __forceinline__ void load_gains(uint4* y, const Steps& steps) const {
     if (update == nullptr) return;
-    each_vector(steps, in_features,
-                [&](int i, int k) { gains[i] = *reinterpret_cast<const uint4*>(update_norm + k); });
+#pragma unroll 1
+    for (int v = lane_of_thread(); v < steps.vectors; v += WARP_SIZE) {
+      const bool valid = Steps::vector_k(v) < in_features;
+      copy_async_16(y + v, valid ? update_norm + Steps::vector_k(v) : update_norm, valid);
+    }
   }
 
-  // row [SUM_VECTORS]: zeros beyond in_features. All threads of the block must call.
-  __device__ __forceinline__ void load(const T* x, const Steps& steps, int in_features,
-                                       uint4 (&row)[SUM_VECTORS]) const {
+  // row [SUM_VECTORS]: zeros beyond in_features. `gains`: where load_gains put them; the copies have ended. All
+  // threads of the block must call.
+  __device__ __forceinline__ void load(const T* x, const uint4* gains, uint4 (&row)[SUM_VECTORS]) const {
     __shared__ float sums_of_squares[WARPS];
+    const int first_k = Steps::vector_k(lane_of_thread());
     uint4 updates[SUM_VECTORS];
+    // Without branches, at which the compiler waits for one before it asks for the next.
 #pragma unroll
-    for (int i = 0; i < SUM_VECTORS; ++i) updates[i] = row[i] = make_uint4(0, 0, 0, 0);
-    each_vector(steps, in_features, [&](int i, int k) { load_past_l1(updates[i], update + k); });
-    each_vector(steps, in_features, [&](int i, int k) { load_past_l1(row[i], x + k); });
+    for (int i = 0; i < SUM_VECTORS; ++i) {
+      const int k = first_k + i * Steps::LANES_K;
+      updates[i] = row[i] = make_uint4(0, 0, 0, 0);
+      if (k < in_features) load_past_l1(updates[i], update + k);
+      if (k < in_features) load_past_l1(row[i], x + k);
+    }
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS; ++i) squares = add_squares<T>(squares, updates[i]);
@@ -286,20 +309,12 @@ struct RowSum {
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) total += sums_of_squares[w];
     const float scale = rsqrtf(__fdividef(total, in_features) + eps);
-    each_vector(steps, in_features, [&](int i, int k) {
-      row[i] = add_elements<T>(row[i], scaled_elements<T>(updates[i], gains[i], scale));
-      if (blockIdx.x == 0) *reinterpret_cast<uint4*>(sum + k) = row[i];
-    });
-  }
-
- private:
-  // f(i, k) of each vector of this lane that begins with element k of the row.
-  template <typename F>
-  static __device__ __forceinline__ void each_vector(const Steps& steps, int in_features, F f) {
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS; ++i) {
-      const int v = lane_of_thread() + i * WARP_SIZE;
-      if (v < steps.vectors && Steps::vector_k(v) < in_features) f(i, Steps::vector_k(v));
+      const int k = first_k + i * Steps::LANES_K;
+      if (k >= in_features) break;
+      row[i] = add_scaled_elements<T>(row[i], updates[i], gains[lane_of_thread() + i * WARP_SIZE], scale);
+      if (blockIdx.x == 0) *reinterpret_cast<uint4*>(sum + k) = row[i];
     }
   }
 };
@@ -338,9 +353,13 @@ struct NormPrologue {
 
   // This warp's vectors of the one row of x to shared memory: `y`, normalised unless SCALES_SUMS.
   __device__ __forceinline__ void load_row(const T* x, uint4* y, const Steps& steps) const {
+    if (norm == nullptr) {
+      copy_row(x, y, steps);
+      return;
+    }
     constexpr int BATCH = 2;  // loads in flight
     const int lane = lane_of_thread();
-    if (norm != nullptr) copy_async_wait<V::STAGES>();
+    copy_async_wait<V::STAGES>();
     float squares = 0.0f;
 #pragma unroll 1
     for (int first = lane; first < steps.vectors; first += BATCH * WARP_SIZE) {
@@ -355,22 +374,20 @@ struct NormPrologue {
       for (int i = 0; i < BATCH; ++i) {
         const int v = first + i * WARP_SIZE;
         if (v >= steps.vectors) break;
-        if (norm != nullptr) {
-          squares = add_squares<T>(squares, raw[i]);
-          if (V::SCALES_SUMS) raw[i] = multiply_elements<T>(raw[i], gains[v]);
-        }
+        squares = add_squares<T>(squares, raw[i]);
+        if (V::SCALES_SUMS) raw[i] = multiply_elements<T>(raw[i], gains[v]);
         y[v] = raw[i];
       }
     }
-    if (norm != nullptr) finish_row(squares, y, steps);
+    finish_row(squares, y, steps);
   }
 
   // The same of the row that `row_sum` makes of x; there is a norm.
   __device__ __forceinline__ void load_sum(const T* x, const RowSum<V>& row_sum, uint4* y,
                                            const Steps& steps) const {
     uint4 row[SUM_VECTORS];
-    row_sum.load(x, steps, in_features, row);
     copy_async_wait<V::STAGES>();
+    row_sum.load(x, y, row);
     float squares = 0.0f;
 #pragma unroll
     for (int i = 0; i < SUM_VECTORS; ++i) {
@@ -383,6 +400,25 @@ struct NormPrologue {
   }
 
  private:
+  // Without a norm nothing else is done while the row is on its way, so as much of it as fits is at once: the
+  // first product waits for the last vector.
+  __device__ __forceinline__ void copy_row(const T* x, uint4* y, const Steps& steps) const {
+#pragma unroll 1
+    for (int first = lane_of_thread(); first < steps.vectors; first += ROW_LOADS * WARP_SIZE) {
+      const int k = Steps::vector_k(first);
+      uint4 raw[ROW_LOADS];
+#pragma unroll
+      for (int i = 0; i < ROW_LOADS; ++i) {
+        raw[i] = make_uint4(0, 0, 0, 0);
+        if (k + i * Steps::LANES_K < in_features) load_past_l1(raw[i], x + k + i * Steps::LANES_K);
+      }
+#pragma unroll
+      for (int i = 0; i < ROW_LOADS; ++i) {
+        if (first + i * WARP_SIZE < steps.vectors) y[first + i * WARP_SIZE] = raw[i];
+      }
+    }
+  }
+
   // Of a row in `y`, after this lane's sum of squares.
   __device__ __forceinline__ void finish_row(float squares, uint4* y, const Steps& steps) const {
     squares = warp_sum(squares);

@@ -14,7 +14,7 @@ constexpr int MIN_BLOCKS = UNITS > 6     ? 1
 // silu(g) * u (SILU_GATE) or gelu(g) * u (GELU_GATE) with g = out[m, n] and u = out[m, n + out_features / 2]
 // of that. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm. In T with the range of a float, x * norm
 // is rounded to T and the sums are divided by the root, so that nothing waits for it; else y is rounded to T.
-// Sums in float32. With `update`, which TOKENS = 1 with a `norm` takes, the row is the sum of x and
+// Sums in float32. With `update`, which TOKENS = 1 with a `norm` and Out = T take, the row is the sum of x and
 // RMSNorm(update), each rounded to T, and the first block stores it for later kernels.
 //   in:  x [num_rows, in_features] T, num_rows <= TOKENS; update as x or null, update_norm [in_features] T of
 //        it, at most SUM_VECTORS vectors of a lane; norm [in_features] T or null; weight
@@ -51,18 +51,20 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
 
   DecodeProducer<V> producer(ring, units, steps.count, x, weight, num_rows, in_features, gated);
   const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};
+  const RowSum<V> row_sum = {update, update_norm, sum, in_features, update_eps};
+  if constexpr (V::ADDS) row_sum.load_gains(y, steps);
   prologue.load_gains(steps);
-  RowSum<V> row_sum = {update, update_norm, sum, update_eps};
-  if constexpr (V::RESIDENT) row_sum.load_gains(steps, in_features);
   producer.fill_weights();
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  if constexpr (V::RESIDENT) {
+  if constexpr (V::ADDS) {
     if (update == nullptr) {
       prologue.load_row(x, y, steps);
     } else {
       prologue.load_sum(x, row_sum, y, steps);
     }
+  } else if constexpr (V::RESIDENT) {
+    prologue.load_row(x, y, steps);
   } else {
     producer.fill_x();
     if (norm != nullptr) copy_async_wait<2 * STAGES>();

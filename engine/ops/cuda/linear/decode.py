@@ -51,7 +51,8 @@ WARPS = Constant(8, "of a block")
 UNIT = Constant(8, "rows of the weight that one tensor-core instruction takes")
 HALF_K = Constant(32, "elements of each row that a warp takes by 16 bytes a lane")
 SUM_VECTORS = Constant(3, "of 8 elements that a lane keeps of a row to which an update is added")
-CONSTANTS = {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K, "SUM_VECTORS": SUM_VECTORS}
+ROW_LOADS = Constant(5, "of 8 elements that a lane asks for at once of a row that it copies")
+CONSTANTS = {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K, "SUM_VECTORS": SUM_VECTORS, "ROW_LOADS": ROW_LOADS}
 declare_header("matmul_decode", __name__, CONSTANTS, (MatmulDecodeParams,))
 
 THREADS = WARPS * WARP_SIZE
@@ -102,12 +103,12 @@ class DecodeTile:
 
 
 MAX_ROWS = 16
-MAX_RESIDENT_FEATURES = 10240  # of the one row that a block keeps in shared memory
+MAX_RESIDENT_FEATURES = ROW_LOADS * THREADS * SEGMENT  # of the one row that a block keeps in shared memory
 
 TOKENS = (1, 8, 16)
 # Units and stages.
 SIZES = {
-    1: ((1, 6), (3, 3), (4, 2), (4, 3), (6, 2), (6, 3)),
+    1: ((1, 6), (3, 3), (3, 4), (4, 2), (4, 3), (6, 2), (6, 3)),
     8: ((1, 6), (2, 3), (4, 2), (4, 3), (5, 2), (5, 3), (6, 2), (6, 3)),
     16: ((1, 6), (2, 3), (4, 2), (4, 3), (5, 2), (5, 3), (6, 2), (6, 3)),
 }
@@ -120,6 +121,9 @@ LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOG
 # one in front still runs, and its weights come while that one's end and its own begin wait for L2.
 NEIGHBOUR_BYTES = 112 << 10
 NARROWER = (4, 3)  # units and stages of such a product
+# One row's ring that takes all that a block reads, where a neighbour has room beside it: no weight is asked for when
+# the row is there. For what does not fit in it, a shorter one leaves as much to the neighbours.
+WHOLE = DecodeTile(1, 3, 4)
 # Of an attention's products with several rows one leaves room for attention, whose keys are read meanwhile, where its
 # ring goes round no more often than that.
 ROUNDS_BEFORE_ATTENTION = 2
@@ -157,18 +161,24 @@ def choose_decode_tile(
         return None
     tokens = 1 if one else 8 if num_rows <= 8 else 16
     needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
+    room = limits.shared_bytes - NEIGHBOUR_BYTES
+
+    def takes_all(tile: DecodeTile) -> bool:
+        steps = tile.steps(in_features) * ceil_div(needed, tile.units)
+        return steps == tile.stages and tile.shared_bytes(in_features, normed=normed) <= room
+
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
         if tile.tokens == tokens
         and tile.units % (1 + gated) == 0
         and tile.fits(in_features, limits.shared_bytes, normed=normed)
+        and (tile != WHOLE or takes_all(tile))
     ]
     if not fitting:
         return None
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
     if one and needed > units and not logits:
-        room = limits.shared_bytes - NEIGHBOUR_BYTES
         if DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room:
             units = NARROWER[0]
     short, *deep = [tile for tile in fitting if tile.units == units]
@@ -179,9 +189,10 @@ def choose_decode_tile(
 
 
 def takes_sum(choice: Choice | None, operands: LinearOperands) -> bool:
-    """Whether what was chosen adds `operands.added` to x: this kernel does, to the one row that a block keeps."""
+    """Whether what was chosen adds `operands.added` to x: this kernel does, to the one row that a block keeps, but
+    not for logits."""
     added = operands.added
-    if choice is None or choice.candidate is not CANDIDATE or added is None:
+    if choice is None or choice.candidate is not CANDIDATE or added is None or operands.out.dtype != operands.x.dtype:
         return False
     tile: DecodeTile = choice.plan
     vectors = tile.steps(operands.x.shape[1]) * tile.halves * HALF_K // SEGMENT
