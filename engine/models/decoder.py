@@ -172,15 +172,13 @@ class Decoder:
         ops, weights, num_tokens = self.ops, self.weights, input_ids.shape[0]
         if self._stream is not None:
             self._stream.begin()
-        stream, ranks = buffers.residual[:num_tokens], self._ranks
+        stream, ranks, factor = buffers.residual[:num_tokens], self._ranks, self._embedding_multiplier
         if ranks is None:
-            ops.lookup(input_ids, weights.embedding, sampled=sampled, out=stream)
+            ops.lookup(input_ids, weights.embedding, sampled=sampled, factor=factor, out=stream)
         else:
             own = ranks.own_ids(input_ids, sampled, self._first_token, buffers.inner("own_ids", 1, num_tokens)[0])
-            ops.lookup(own, weights.embedding, out=stream)
+            ops.lookup(own, weights.embedding, factor=factor, out=stream)
             ranks.all_reduce(stream)  # of zeros but for one
-        if self._embedding_multiplier != 1.0:
-            ops.scale(stream, self._embedding_multiplier, out=stream)
         if weights.position_embedding is not None:
             position = ops.lookup(metadata.positions, weights.position_embedding, out=buffers.normed[:num_tokens])
             ops.add(stream, position, out=stream)

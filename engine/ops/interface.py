@@ -78,9 +78,15 @@ class Ops(LinearOps, MoEOps, AttentionOps, EncoderOps, SamplingOps):
         return out
 
     def embedding(
-        self, ids: Tensor, table: Tensor, out: Tensor | None = None, *, sampled: Tensor | None = None
+        self,
+        ids: Tensor,
+        table: Tensor,
+        out: Tensor | None = None,
+        *,
+        sampled: Tensor | None = None,
+        factor: float = 1.0,
     ) -> Tensor:
-        """Rows of table [V, H] chosen by ids [T] int32 -> [T, H]; an id outside 0..V-1 gives zeros.
+        """Rows of table [V, H] chosen by ids [T] int32, times `factor` -> [T, H]; an id outside 0..V-1 gives zeros.
 
         With `sampled` [N] int32 a negative id -1 - n stands for sampled[n], which the host may not know yet.
         """
@@ -90,15 +96,21 @@ class Ops(LinearOps, MoEOps, AttentionOps, EncoderOps, SamplingOps):
             _require(sampled.ndim == 1 and sampled.dtype == int32, "embedding", sampled)
         out = self._out(out, (ids.shape[0], table.shape[1]), table.dtype)
         if out.size:
-            self._embedding(ids, table, sampled, out)
+            self._embedding(ids, table, sampled, factor, out)
         return out
 
     def lookup(
-        self, ids: Tensor, table: LinearWeight, *, sampled: Tensor | None = None, out: Tensor | None = None
+        self,
+        ids: Tensor,
+        table: LinearWeight,
+        *,
+        sampled: Tensor | None = None,
+        factor: float = 1.0,
+        out: Tensor | None = None,
     ) -> Tensor:
         """`embedding` by a weight of one part in any format; where it is not dense, `out` says the dtype."""
         if table.dense is not None:
-            return self.embedding(ids, table.dense, out, sampled=sampled)
+            return self.embedding(ids, table.dense, out, sampled=sampled, factor=factor)
         (part,) = table.parts
         tensors = tuple(part.tensors.values())
         _require(out is not None and ids.ndim == 1 and ids.dtype == int32, "lookup", ids, *tensors)
@@ -109,6 +121,8 @@ class Ops(LinearOps, MoEOps, AttentionOps, EncoderOps, SamplingOps):
             _require(sampled.ndim == 1 and sampled.dtype == int32, "lookup", sampled)
         if out.size:
             self._lookup(ids, part, sampled, out)
+            if factor != 1.0:
+                self._scale(out, factor, out)
         return out
 
     def pack_blocks(self, stored: Tensor, part: WeightPart, first: int) -> None:
@@ -164,7 +178,7 @@ class Ops(LinearOps, MoEOps, AttentionOps, EncoderOps, SamplingOps):
     @abstractmethod
     def _copy(self, x: Tensor, out: Tensor) -> None: ...
     @abstractmethod
-    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None: ...
+    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, factor: float, out: Tensor) -> None: ...
     @abstractmethod
     def _lookup(self, ids: Tensor, part: WeightPart, sampled: Tensor | None, out: Tensor) -> None: ...
     @abstractmethod

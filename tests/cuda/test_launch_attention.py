@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.cuda.compiler import SOURCE_FOLDER
 from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, LaunchConfig, P
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
@@ -387,6 +388,9 @@ def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
     """A recorded step changes tables in its first kernel, and attention looks at them before it waits."""
     assert attention_decode.PAGED_ATTENTION_DECODE.overlaps
     assert not elementwise.SCATTER.overlaps
+    assert elementwise.EMBEDDING.overlaps
+    second = (SOURCE_FOLDER / elementwise.EMBEDDING.file).read_text()
+    assert second.index("wait_for_earlier_kernels()") < second.index("let_next_kernel_start()")
 
 
 def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:

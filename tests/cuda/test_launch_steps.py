@@ -222,6 +222,7 @@ def test_a_step(runner: ModelRunner, counts: list[int], contexts: list[int], is_
     assert "sample_cluster_kernel" in names
     stored = runner.decoder.weights.embedding.dense is None
     assert {"dequantize_int8_rows_kernel" if stored else "embedding_kernel"} <= names
+    assert stored or "scale_kernel" not in names, "rows of the table are scaled where they are looked up"
 
 
 def test_of_the_last_layer_a_prompts_tokens_have_keys_and_values_alone(runner: ModelRunner) -> None:

@@ -158,6 +158,8 @@ def test_lookup(name: str) -> None:
     found = ops.lookup(tensor(ids), table, sampled=sampled, out=poisoned((7, width), float32, CPU)).numpy()
     np.testing.assert_array_equal(found[3], numbers[4])
     assert not found[6].any()
+    scaled = ops.lookup(tensor(ids), table, factor=0.3, out=poisoned((7, width), float32, CPU)).numpy()
+    np.testing.assert_array_equal(scaled, plain * np.float32(0.3))
 
 
 def test_a_weight_that_does_not_fit_is_refused() -> None:
@@ -326,6 +328,8 @@ def test_embedding(dtype: np.dtype[Any]) -> None:
     out = poisoned((7, 9), dtype, CPU)
     np.testing.assert_array_equal(ops.embedding(tensor(ids), tensor(table), out=out).numpy(), expected)
     assert ops.embedding(tensor(ids[:0]), tensor(table)).shape == (0, 9)
+    scaled = ops.embedding(tensor(ids), tensor(table), factor=0.3)
+    np.testing.assert_array_equal(scaled.numpy(), ops.scale(out, 0.3).numpy())
 
 
 @dtypes

@@ -451,6 +451,8 @@ def test_embedding(width: int, dtype: np.dtype[Any], cuda_ops: CudaOps, no_trans
         cuda_ops.embedding(device_ids, device_table, out=out)
     np.testing.assert_array_equal(out.numpy(), expected)
     assert cuda_ops.embedding(device_ids[:0], device_table).shape == (0, width)
+    scaled = cuda_ops.embedding(device_ids, device_table, factor=0.3)
+    np.testing.assert_array_equal(scaled.numpy(), cuda_ops.scale(out, 0.3).numpy())
 
 
 @dtypes

@@ -37,11 +37,13 @@ class ElementwiseOps(Ops):
         else:
             store(out, widen(x))
 
-    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None:
+    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, factor: float, out: Tensor) -> None:
         rows = _resolved(ids, sampled)
         chosen = out.numpy()
         np.take(table.numpy(), rows, axis=0, out=chosen, mode="clip")
         chosen[(rows < 0) | (rows >= table.shape[0])] = 0
+        if factor != 1.0:
+            self._scale(out, factor, out)
 
     def _lookup(self, ids: Tensor, part: WeightPart, sampled: Tensor | None, out: Tensor) -> None:
         rows, last = _resolved(ids, sampled), part.shape[0] - 1

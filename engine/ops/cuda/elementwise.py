@@ -47,6 +47,7 @@ class EmbeddingParams(NamedTuple):
     out: OutT
     vocab_size: Int32
     hidden: Int32
+    factor: Float32
 
 
 class ScatterParams(NamedTuple):
@@ -93,6 +94,7 @@ EMBEDDING = KernelSpec(
     name="embedding_kernel",
     template=("T",),
     params=EmbeddingParams,
+    overlaps=True,
 )
 SCATTER = KernelSpec(
     file="elementwise/scatter.cu",
@@ -141,10 +143,12 @@ class ElementwiseOps(Ops):
             template = (cuda_type(x.dtype), cuda_type(out.dtype))
             self.device.launch(CONVERT, template, flat_config(x.size), ConvertParams(x=x, out=out, size=x.size))
 
-    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, out: Tensor) -> None:
+    def _embedding(self, ids: Tensor, table: Tensor, sampled: Tensor | None, factor: float, out: Tensor) -> None:
         vocab_size, hidden = table.shape
         config = row_config(ids.shape[0], hidden)
-        params = EmbeddingParams(ids=ids, table=table, sampled=sampled, out=out, vocab_size=vocab_size, hidden=hidden)
+        params = EmbeddingParams(
+            ids=ids, table=table, sampled=sampled, out=out, vocab_size=vocab_size, hidden=hidden, factor=factor
+        )
         self.device.launch(EMBEDDING, (cuda_type(table.dtype),), config, params)
 
     def _scatter(self, table: Tensor, rows: Tensor, columns: Tensor | None, values: Tensor) -> None:
