@@ -8,8 +8,8 @@
 //   out: out [tokens, hidden] T
 // Layout: contiguous rows of any length; 16-byte accesses where a row's address allows them.
 // Grid: tokens. Block: whole warps, up to 1024 threads. Shared memory: none.
-// Unit of work: one block per token. A step's first kernels write what those of its layers read ahead, so that
-// the next kernel starts no earlier than when they have ended.
+// Unit of work: one block per token. A step's first kernels write what those of its layers read ahead, so
+// that the next kernel starts no earlier than when they have ended.
 template <typename T>
 __global__ void embedding_kernel(EMBEDDING_PARAMS(T)) {
   ASSERT_ELEMENT(T);

@@ -46,7 +46,8 @@ __device__ __forceinline__ uint4 scaled_elements(const uint4& elements, const ui
 
 // Two elements plus two others times `scale` and a gain; the products are rounded to T, and the sums.
 template <typename T>
-__device__ __forceinline__ unsigned add_scaled_pair(unsigned pair, unsigned others, unsigned gain, float scale) {
+__device__ __forceinline__ unsigned add_scaled_pair(unsigned pair, unsigned others, unsigned gain,
+                                                    float scale) {
   using Pair = typename pair_of<T>::type;
   const float2 values = floats_of_pair<Pair>(others), gains = floats_of_pair<Pair>(gain);
   const unsigned scaled = pair_of_floats<Pair>(values.x * scale * gains.x, values.y * scale * gains.y);
@@ -71,10 +72,10 @@ struct Variant {
   static constexpr int UNITS = UNITS_A_TILE;
   static constexpr int STAGES = RING_STAGES;
   static constexpr int HALVES = HALVES_A_STEP;
-  static constexpr bool RESIDENT = TOKENS == 1;            // the row of x stays in shared memory
+  static constexpr bool RESIDENT = TOKENS == 1;                       // the row of x stays in shared memory
   static constexpr bool ADDS = RESIDENT && sizeof(Out) == sizeof(T);  // the row may be a sum; not for logits
-  static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
-  static constexpr int GROUPS = ceil_div(TOKENS, 8);       // of 8 tokens
+  static constexpr bool SCALES_SUMS = has_float_range<T>;             // the norm's root divides the sums
+  static constexpr int GROUPS = ceil_div(TOKENS, 8);                  // of 8 tokens
   static constexpr int MMAS_M = ceil_div(TOKENS, 16);
   static constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide an mma's latency
   static constexpr int STEP_K = HALVES * HALF_K;  // elements of each row that a warp takes at a time
@@ -285,8 +286,8 @@ struct RowSum {
     }
   }
 
-  // row [SUM_VECTORS]: zeros beyond in_features. `gains`: where load_gains put them; the copies have ended. All
-  // threads of the block must call.
+  // row [SUM_VECTORS]: zeros beyond in_features. `gains`: where load_gains put them; the copies have ended.
+  // All threads of the block must call.
   __device__ __forceinline__ void load(const T* x, const uint4* gains, uint4 (&row)[SUM_VECTORS]) const {
     __shared__ float sums_of_squares[WARPS];
     const int first_k = Steps::vector_k(lane_of_thread());
@@ -353,9 +354,16 @@ struct NormPrologue {
 
   // This warp's vectors of the one row of x to shared memory: `y`, normalised unless SCALES_SUMS.
   __device__ __forceinline__ void load_row(const T* x, uint4* y, const Steps& steps) const {
+    const float squares = begin_row(x, y, steps);
+    if (V::SCALES_SUMS && norm != nullptr) share_squares(squares);
+  }
+
+  // The same, but returns this lane's sum of squares, which SCALES_SUMS leaves to be shared when the products
+  // have begun.
+  __device__ __forceinline__ float begin_row(const T* x, uint4* y, const Steps& steps) const {
     if (norm == nullptr) {
       copy_row(x, y, steps);
-      return;
+      return 0.0f;
     }
     constexpr int BATCH = 2;  // loads in flight
     const int lane = lane_of_thread();
@@ -379,12 +387,12 @@ struct NormPrologue {
         y[v] = raw[i];
       }
     }
-    finish_row(squares, y, steps);
+    return finish_row(squares, y, steps);
   }
 
-  // The same of the row that `row_sum` makes of x; there is a norm.
-  __device__ __forceinline__ void load_sum(const T* x, const RowSum<V>& row_sum, uint4* y,
-                                           const Steps& steps) const {
+  // As begin_row, of the row that `row_sum` makes of x; there is a norm.
+  __device__ __forceinline__ float begin_sum(const T* x, const RowSum<V>& row_sum, uint4* y,
+                                             const Steps& steps) const {
     uint4 row[SUM_VECTORS];
     copy_async_wait<V::STAGES>();
     row_sum.load(x, y, row);
@@ -396,7 +404,13 @@ struct NormPrologue {
       squares = add_squares<T>(squares, row[i]);
       y[v] = V::SCALES_SUMS ? multiply_elements<T>(row[i], gains[v]) : row[i];
     }
-    finish_row(squares, y, steps);
+    return finish_row(squares, y, steps);
+  }
+
+  // The squares of the one row, of which this lane has a sum.
+  __device__ __forceinline__ void share_squares(float squares) const {
+    squares = warp_sum(squares);
+    if (lane_of_thread() == 0) sums_of_squares[warp_of_thread()][0] = squares;
   }
 
  private:
@@ -420,15 +434,15 @@ struct NormPrologue {
   }
 
   // Of a row in `y`, after this lane's sum of squares.
-  __device__ __forceinline__ void finish_row(float squares, uint4* y, const Steps& steps) const {
-    squares = warp_sum(squares);
-    if (lane_of_thread() == 0) sums_of_squares[warp_of_thread()][0] = squares;
+  __device__ __forceinline__ float finish_row(float squares, uint4* y, const Steps& steps) const {
     if constexpr (!V::SCALES_SUMS) {
+      share_squares(squares);
       __syncthreads();
       const float scale = inverse_rms(0);
       for (int v = lane_of_thread(); v < steps.vectors; v += WARP_SIZE)
         y[v] = scaled_elements<T>(y[v], gains[v], scale);
     }
+    return squares;
   }
 };
 

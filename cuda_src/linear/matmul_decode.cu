@@ -14,8 +14,8 @@ constexpr int MIN_BLOCKS = UNITS > 6     ? 1
 // silu(g) * u (SILU_GATE) or gelu(g) * u (GELU_GATE) with g = out[m, n] and u = out[m, n + out_features / 2]
 // of that. y is x, or with `norm` x / sqrt(mean(x^2) + eps) * norm. In T with the range of a float, x * norm
 // is rounded to T and the sums are divided by the root, so that nothing waits for it; else y is rounded to T.
-// Sums in float32. With `update`, which TOKENS = 1 with a `norm` and Out = T take, the row is the sum of x and
-// RMSNorm(update), each rounded to T, and the first block stores it for later kernels.
+// Sums in float32. With `update`, which TOKENS = 1 with a `norm` and Out = T take, the row is the sum of x
+// and RMSNorm(update), each rounded to T, and the first block stores it for later kernels.
 //   in:  x [num_rows, in_features] T, num_rows <= TOKENS; update as x or null, update_norm [in_features] T of
 //        it, at most SUM_VECTORS vectors of a lane; norm [in_features] T or null; weight
 //        [out_features, in_features] T; bias [out_features] T or null
@@ -57,14 +57,14 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
   producer.fill_weights();
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  if constexpr (V::ADDS) {
-    if (update == nullptr) {
-      prologue.load_row(x, y, steps);
+  // Of this lane's vectors of the one row, where this warp's partial sums will be.
+  float& squares = partial[warp_of_thread() * UNITS * V::GROUPS * WARP_SIZE + lane_of_thread()].x;
+  if constexpr (V::RESIDENT) {
+    if (V::ADDS && update != nullptr) {
+      squares = prologue.begin_sum(x, row_sum, y, steps);
     } else {
-      prologue.load_sum(x, row_sum, y, steps);
+      squares = prologue.begin_row(x, y, steps);
     }
-  } else if constexpr (V::RESIDENT) {
-    prologue.load_row(x, y, steps);
   } else {
     producer.fill_x();
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
@@ -89,6 +89,9 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
     if constexpr (!V::RESIDENT && V::SCALES_SUMS) {
       if (norm != nullptr && tile == 0) consumer.share_squares(sums_of_squares);
+    }
+    if constexpr (V::RESIDENT && V::SCALES_SUMS) {
+      if (norm != nullptr && tile == 0) prologue.share_squares(squares);
     }
     consumer.share_sums(partial, num_rows);
     __syncthreads();

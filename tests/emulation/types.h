@@ -90,7 +90,9 @@ inline __nv_bfloat16 __float2bfloat16_rn(float f) {
   const auto bits = bits_as<std::uint32_t>(f);
   return {static_cast<std::uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
-inline __half2 __floats2half2_rn(float low, float high) { return {__float2half_rn(low), __float2half_rn(high)}; }
+inline __half2 __floats2half2_rn(float low, float high) {
+  return {__float2half_rn(low), __float2half_rn(high)};
+}
 inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high) {
   return {__float2bfloat16_rn(low), __float2bfloat16_rn(high)};
 }

@@ -134,6 +134,33 @@ def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[.
 
 
 @dtypes
+@pytest.mark.parametrize(("k", "n"), [(2048, 80), (1544, 70), (264, 328), (10240, 24), (8968, 40), (2056, 8)])
+def test_one_row(
+    k: int,
+    n: int,
+    dtype: np.dtype[Any],
+    cuda_ops: CudaOps,
+    compare: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of products whose ring takes all that a block reads or that take several tiles, and of long rows."""
+    monkeypatch.setattr(cuda_ops.device, "multiprocessors", 4)  # three units of 80 features for a block
+    x, norm = random_array(10, (1, k), dtype), random_array(11, (k,), dtype)
+    weight = (matrix(12, n, k, dtype) / k**0.5).astype(dtype)
+
+    def normed(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        return norm_product(ops, x, g, 1e-5, w, None, normed=empty(x.shape, dtype, ops.device), out=out)
+
+    def gated(ops: Ops, out: Tensor | None, x: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        scratch = empty(x.shape, dtype, ops.device), empty((1, n), dtype, ops.device)
+        return norm_product_silu_mul(ops, x, g, 1e-5, w, normed=scratch[0], gate_up=scratch[1], out=out)
+
+    compare(lambda ops, out, x, w: ops.matmul(x, w, out=out), dtype, x, weight)
+    compare(normed, dtype, x, norm, weight)
+    compare(gated, dtype, x, norm, weight, roundings=2)
+
+
+@dtypes
 @pytest.mark.parametrize("m", [1, 7, 33, 130])
 @pytest.mark.parametrize(("k", "rows"), [(64, [48]), (40, [5, 8, 3]), (1000, [72, 136, 64])])
 def test_linear_by_rows_of_several_formats(

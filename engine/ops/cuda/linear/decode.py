@@ -178,9 +178,9 @@ def choose_decode_tile(
     if not fitting:
         return None
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    if one and needed > units and not logits:
-        if DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room:
-            units = NARROWER[0]
+    narrower = DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room
+    if one and needed > units and not logits and narrower:
+        units = NARROWER[0]
     short, *deep = [tile for tile in fitting if tile.units == units]
     steps = short.steps(in_features) * ceil_div(needed, units)
     before_attention = normed and not one and not gated and not logits
