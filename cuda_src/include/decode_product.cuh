@@ -82,10 +82,18 @@ struct Variant {
   static constexpr int STEP_VECTORS = STEP_K / SEGMENT;
   static constexpr int LOADS = HALVES * (UNITS + (RESIDENT ? 0 : GROUPS));  // of a lane, a stage
   static constexpr int ITEMS = ceil_div(UNITS * GROUPS * WARP_SIZE, THREADS);
+  static constexpr int SUM_LANES = WARP_SIZE;  // whose sums a warp leaves for the others
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
   static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS % 16 == 0,
                 "an mma has 16 rows of x, of which 8 may be left out");
   static_assert(STAGES >= 2, "copies need a stage to run ahead in");
+};
+
+// The same where a block's sums of one row take the room of that row's alone, which the first four lanes have.
+template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES,
+          int HALVES_A_STEP>
+struct CompactVariant : Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, HALVES_A_STEP> {
+  static constexpr int SUM_LANES = MAX_TOKENS == 1 ? 4 : WARP_SIZE;
 };
 
 __device__ __forceinline__ int lane_of_thread() { return threadIdx.x % WARP_SIZE; }
@@ -496,7 +504,7 @@ class DecodeConsumer {
     }
   }
 
-  // partial [WARPS][UNITS][GROUPS][WARP_SIZE]: pairs of sums.
+  // partial [WARPS][UNITS][GROUPS][SUM_LANES]: pairs of sums.
   __device__ __forceinline__ void share_sums(float2* partial, int num_rows) const {
 #pragma unroll
     for (int u = 0; u < V::UNITS; ++u) {
@@ -508,7 +516,8 @@ class DecodeConsumer {
           pair.y += sums_[1][u][i / 2][i % 2 * 2 + 1];
         }
         if (i * 8 + row_of_lane() < num_rows) {
-          partial[((warp_of_thread() * V::UNITS + u) * V::GROUPS + i) * WARP_SIZE + lane_of_thread()] = pair;
+          partial[((warp_of_thread() * V::UNITS + u) * V::GROUPS + i) * V::SUM_LANES + lane_of_thread()] =
+              pair;
         }
       }
     }
@@ -568,17 +577,27 @@ class DecodeEpilogue {
 
   __device__ __forceinline__ void store(int tile_unit, const float2* partial,
                                         const NormPrologue<V>& prologue) const {
+    each_pair(tile_unit, partial, prologue, [&](int token, int column, const Vec<Out, 2>& pair) {
+      pair.store(out_ + token * out_stride_ + column);
+    });
+  }
+
+ protected:
+  // keep(token, column, pair) of each pair of this thread's results.
+  template <typename Keep>
+  __device__ __forceinline__ void each_pair(int tile_unit, const float2* partial,
+                                            const NormPrologue<V>& prologue, Keep keep) const {
 #pragma unroll
     for (int i = 0; i < V::ITEMS; ++i) {
       const Item item(i, tile_unit);
       if (is_outside(item, tile_unit)) continue;
       const float scale =
           V::SCALES_SUMS && prologue.norm != nullptr ? prologue.inverse_rms(item.token) : 1.0f;
-      float2 result = total(partial + item.index);
+      float2 result = total(partial + item.place);
       result.x *= scale;
       result.y *= scale;
       if (gated_) {
-        float2 up = total(partial + (item.index + units_.a_tile * V::GROUPS * WARP_SIZE));
+        float2 up = total(partial + (item.place + units_.a_tile * V::GROUPS * V::SUM_LANES));
         up.x *= scale;
         up.y *= scale;
         float2 exponent = result;
@@ -589,23 +608,24 @@ class DecodeEpilogue {
         result.x += to_float(offset_[i][0]) + to_float(before_[i][0]);
         result.y += to_float(offset_[i][1]) + to_float(before_[i][1]);
       }
-      const Vec<Out, 2> pair = {from_float<Out>(result.x), from_float<Out>(result.y)};
-      pair.store(out_ + item.token * out_stride_ + item.column);
+      keep(item.token, item.column, Vec<Out, 2>{from_float<Out>(result.x), from_float<Out>(result.y)});
     }
   }
 
  private:
   // Item i of this thread.
   struct Item {
-    int index;  // in a warp's part of `partial`
+    int place;  // in a warp's part of `partial`
     int unit;   // of the tile
     int token, column;
 
-    __device__ __forceinline__ Item(int i, int tile_unit)
-        : index(i * THREADS + threadIdx.x),
-          unit(index / WARP_SIZE / V::GROUPS),
-          token(index / WARP_SIZE % V::GROUPS * 8 + row_of_lane()),
-          column((tile_unit + unit) * UNIT + lane_of_thread() % 4 * 2) {}
+    __device__ __forceinline__ Item(int i, int tile_unit) {
+      const int index = i * THREADS + threadIdx.x;
+      place = V::SUM_LANES == WARP_SIZE ? index : index / WARP_SIZE * V::SUM_LANES + lane_of_thread();
+      unit = index / WARP_SIZE / V::GROUPS;
+      token = index / WARP_SIZE % V::GROUPS * 8 + row_of_lane();
+      column = (tile_unit + unit) * UNIT + lane_of_thread() % 4 * 2;
+    }
   };
 
   __device__ __forceinline__ bool is_outside(const Item& item, int tile_unit) const {
@@ -618,7 +638,7 @@ class DecodeEpilogue {
     float2 sum = parts[0];
 #pragma unroll
     for (int w = 1; w < WARPS; ++w) {
-      const float2 other = parts[w * V::UNITS * V::GROUPS * WARP_SIZE];
+      const float2 other = parts[w * V::UNITS * V::GROUPS * V::SUM_LANES];
       sum.x += other.x;
       sum.y += other.y;
     }

@@ -37,14 +37,14 @@ constexpr int MIN_BLOCKS = UNITS > 6     ? 1
 template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, int HALVES>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
     matmul_decode_kernel(MATMUL_DECODE_PARAMS(T, Out)) {
-  using V = Variant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
+  using V = CompactVariant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float sums_of_squares[WARPS][TOKENS];
   const BlockUnits<UNITS> units(out_features, gated);
   const WarpSteps<V> steps(in_features);
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   float2* const partial = reinterpret_cast<float2*>(ring + STAGES * V::LOADS * THREADS);
-  uint4* const gains = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * WARP_SIZE) +
+  uint4* const gains = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * V::SUM_LANES) +
                        warp_of_thread() * steps.vectors;
   // This warp's vectors of the one resident row.
   uint4* const y = gains + (norm == nullptr ? 0 : WARPS * steps.vectors);

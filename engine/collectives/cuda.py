@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.interface import Collectives, LeftSum, SummedHalf
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.trial import try_sums
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.cuda import rank_products
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
     ALL_REDUCE_MAX,
@@ -36,7 +39,9 @@ from tessera.engine.ops.cuda.collectives import (
     most_rows,
     norm_config,
 )
+from tessera.engine.ops.cuda.rank_products import MatmulOfRanksParams, MatmulToRanksParams, RowProduct
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
+from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
 
 STEP_PATIENCE = 4.0  # seconds
@@ -110,6 +115,68 @@ class CudaCollectives(Collectives):
         )
         self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype),), config, params)
         return True
+
+    def leaves_sums(self, halves: Sequence[SummedHalf]) -> bool:
+        planned = rank_products.plan_halves(self._device, halves)
+        if not self.least(int(planned is not None)):  # ranks may have parts of other sizes
+            return False
+        assert planned is not None
+        self._device.compile(planned)
+        return True
+
+    def leave_sum(self, x: Tensor, weight: LinearWeight, half: int, update: Tensor) -> None:
+        product = self._row_product(weight, None)
+        params = MatmulToRanksParams(
+            x=x,
+            weight=weight.dense,
+            bias=weight.bias,
+            out=update,
+            boxes=self._boxes,
+            out_features=weight.shape[0],
+            in_features=weight.shape[1],
+            half=half,
+            rank=self.index,
+            ranks=self.size,
+        )
+        spec, template = product.sends
+        self._launch(spec, template, product.config(self._device), params)
+
+    def project_sum(
+        self,
+        x: Tensor,
+        left: LeftSum,
+        norm: Tensor,
+        eps: float,
+        weight: LinearWeight,
+        activation: Activation | None,
+        out: Tensor,
+    ) -> None:
+        product = self._row_product(weight, activation)
+        params = MatmulOfRanksParams(
+            x=x,
+            update=left.update,
+            sum=left.out,
+            norm=norm,
+            weight=weight.dense,
+            bias=weight.bias,
+            out=out,
+            boxes=self._boxes,
+            patience=self._patience,
+            out_features=weight.shape[0],
+            in_features=weight.shape[1],
+            eps=eps,
+            gated=product.gate,
+            half=left.half,
+            rank=self.index,
+            ranks=self.size,
+        )
+        spec, template = product.takes
+        self._launch(spec, template, product.config(self._device), params)
+
+    def _row_product(self, weight: LinearWeight, activation: Activation | None) -> RowProduct:
+        product = rank_products.plan(self._device, weight, activation)
+        assert product is not None, "`leaves_sums` was not asked about this product"
+        return product
 
     def _all_reduce(self, x: Tensor, residual: Tensor | None) -> None:
         """`residual`: gets the sum added, instead of x becoming it."""

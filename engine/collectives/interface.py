@@ -3,9 +3,38 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from tessera.engine.collectives.rendezvous import Rendezvous
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import Tensor
+
+
+class SummedHalf(NamedTuple):
+    """The product that ends a half of a layer, and the one behind its sum over the ranks, with its activation."""
+
+    last: LinearWeight
+    next: LinearWeight
+    activation: Activation | None
+
+
+@dataclass(frozen=True)
+class LeftSum:
+    """The sum over ranks of one row that `leave_sum` left, for `project_sum`.
+
+    Attributes:
+        update: [1, H] this rank's part.
+        half: of a layer: 0 where attention ends, 1 where the MLP does.
+        out: [1, H] gets the stream with the sum.
+    """
+
+    ranks: Collectives
+    update: Tensor
+    half: int
+    out: Tensor
 
 
 class Collectives(ABC):
@@ -36,6 +65,31 @@ class Collectives(ABC):
     @abstractmethod
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
         """As `all_reduce_add`, and `out` [T, W] becomes `Ops.rmsnorm` of the residual. False: nothing was done."""
+
+    def leaves_sums(self, halves: Sequence[SummedHalf]) -> bool:
+        """Whether all ranks' products of one row may leave their sums to the ones behind; to be asked by all ranks.
+
+        If so, what is left is taken before anything else is left.
+        """
+        return False
+
+    def leave_sum(self, x: Tensor, weight: LinearWeight, half: int, update: Tensor) -> None:
+        """`update` [1, H] becomes x [1, K] times the weight, a part of the sum that `project_sum` takes."""
+        raise NotImplementedError
+
+    def project_sum(
+        self,
+        x: Tensor,
+        left: LeftSum,
+        norm: Tensor,
+        eps: float,
+        weight: LinearWeight,
+        activation: Activation | None,
+        out: Tensor,
+    ) -> None:
+        """`left.out` becomes x [1, H] + the sum of all ranks' updates, rounded once; `out` the product of its RMSNorm,
+        after the activation. `left.out` is neither x nor the update."""
+        raise NotImplementedError
 
     @abstractmethod
     def gather_columns(self, x: Tensor, out: Tensor | None, *, first: int, whole: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.interface import Collectives, LeftSum
 from tessera.engine.formats import LinearWeight
 from tessera.engine.models.buffers import Inner
 from tessera.engine.models.specs import AttentionSpec, HalfNorms, LayerSpec, MLPSpec, NormSpec
@@ -15,6 +15,7 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, AddedNorm,
 from tessera.engine.tensor import Tensor, uint8
 
 ACCUMULATE = Accumulate()
+Left: TypeAlias = AddedNorm | LeftSum | None  # by the half before, to add to the stream
 
 
 class LayerBuffers(Protocol):
@@ -105,6 +106,17 @@ class ResidualAdd:
         left = self.left(buffers, stream)
         self._ops.rmsnorm_add(left.update, left.weight, left.eps, stream=before, out=stream)
 
+    def leave_to_ranks(self, inner: Tensor, half: int, buffers: LayerBuffers) -> None:
+        """The update of one row, of whose sum over the ranks `left_to_ranks` tells the next half."""
+        assert self._ranks is not None
+        assert self._projection is not None
+        self._ranks.leave_sum(inner, self._projection, half, buffers.update[: inner.shape[0]])
+
+    def left_to_ranks(self, half: int, buffers: LayerBuffers, stream: Tensor) -> LeftSum:
+        """The sum that `leave_to_ranks` left; with the stream before it, it goes to `stream` [1, H]."""
+        assert self._ranks is not None
+        return LeftSum(self._ranks, buffers.update[: stream.shape[0]], half, stream)
+
     def add(self, inner: Tensor, stream: Tensor, buffers: LayerBuffers) -> None:
         """stream [T, H] += the half whose product's input is `inner`."""
         ops = self._ops
@@ -148,7 +160,7 @@ class HalfInput:
 
     def __init__(self, norm: Norm | None, projection: LinearWeight, ops: Ops, *, is_normed: bool = False) -> None:
         """`is_normed`: the half before has put the norm of the stream into `buffers.normed`."""
-        self._norm = None if is_normed else norm
+        self._norm = norm
         self._is_normed = is_normed
         self._projection = projection
         self._ops = ops
@@ -159,12 +171,19 @@ class HalfInput:
         buffers: LayerBuffers,
         out: Tensor,
         activate: Activate | None = None,
-        left: AddedNorm | None = None,
+        left: Left = None,
     ) -> Tensor:
         """`left`: what the half before left to add to the stream."""
+        norm = self._norm
+        if isinstance(left, LeftSum):
+            assert norm is not None, "sums are left to a norm"
+            function = None if activate is None else activate.function
+            gain, eps = norm.weights.weight, norm.spec.eps
+            left.ranks.project_sum(stream, left, gain, eps, self._projection, function, out)
+            return out
         if self._is_normed:
-            stream = buffers.normed[: stream.shape[0]]
-        prologue = None if self._norm is None else self._norm.prologue(buffers.normed[: stream.shape[0]])
+            stream, norm = buffers.normed[: stream.shape[0]], None
+        prologue = None if norm is None else norm.prologue(buffers.normed[: stream.shape[0]])
         if left is not None:
             assert isinstance(prologue, RMSNorm), "sums are left to an RMSNorm"
             prologue = replace(prologue, added=left)
@@ -247,9 +266,7 @@ class CausalAttention:
         else:
             self._transform = HeadTransform(angles, weights.q_norm, weights.k_norm, spec.qk_norm.eps)
 
-    def attend(
-        self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers, left: AddedNorm | None = None
-    ) -> Tensor:
+    def attend(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers, left: Left = None) -> Tensor:
         """Stores the keys and values of stream [T, H]; returns [T, Hq * D]. `left`: see `HalfInput.project`."""
         spec, num_tokens = self._spec, stream.shape[0]
         return self._ops.attention(
@@ -275,7 +292,7 @@ class CausalAttention:
         chosen: Tensor,
         last: AttentionMetadata,
         buffers: LayerBuffers,
-        left: AddedNorm | None = None,
+        left: Left = None,
     ) -> Tensor:
         """As `attend`, but the result [S, Hq * D] of the tokens `chosen` [S] alone, which `last` describes."""
         ops, spec, num_chosen = self._ops, self._spec, chosen.shape[0]
@@ -302,9 +319,7 @@ class CausalAttention:
             out=buffers.inner("attended", num_chosen, spec.q_size),
         )
 
-    def _qkv(
-        self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers, left: AddedNorm | None
-    ) -> Tensor:
+    def _qkv(self, stream: Tensor, metadata: AttentionMetadata, buffers: LayerBuffers, left: Left) -> Tensor:
         qkv = buffers.inner("qkv", stream.shape[0], self._spec.qkv_size)
         self._input.project(stream, buffers, qkv, left=left)
         if self._prepare is not None:
@@ -313,7 +328,10 @@ class CausalAttention:
 
 
 class MLP:
-    """The activation of the up projection; a `ResidualAdd` projects it down."""
+    """The activation of the up projection; a `ResidualAdd` projects it down.
+
+    Attributes: up, down: its products. activation: between them.
+    """
 
     def __init__(
         self, spec: MLPSpec, weights: MLPWeights, ops: Ops, norm: Norm | None, *, is_normed: bool = False
@@ -321,11 +339,11 @@ class MLP:
         """`norm` before it; `is_normed`: see `HalfInput`."""
         self._spec = spec
         self._input = HalfInput(norm, weights.up, ops, is_normed=is_normed)
-        self._down = weights.down
+        self.up, self.down, self.activation = weights.up, weights.down, spec.activation
 
-    def activate(self, stream: Tensor, buffers: LayerBuffers, left: AddedNorm | None = None) -> Tensor:
+    def activate(self, stream: Tensor, buffers: LayerBuffers, left: Left = None) -> Tensor:
         """stream [T, H] -> [T, I]; `left`: see `HalfInput.project`."""
         spec, num_tokens = self._spec, stream.shape[0]
-        activate = Activate(spec.activation, buffers.inner("up", num_tokens, spec.up_size), self._down)
+        activate = Activate(spec.activation, buffers.inner("up", num_tokens, spec.up_size), self.down)
         out = buffers.inner("activated", num_tokens, spec.inner_size)
         return self._input.project(stream, buffers, out, activate, left)

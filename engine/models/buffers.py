@@ -45,7 +45,8 @@ class StepBuffers:
     residual: Tensor  # [T, H] the stream that layers add to
     normed: Tensor  # [T, H] a layer half's input
     update: Tensor  # [T, H] what a half adds, where it is more than its last product; else of no rows
-    half_residual: Tensor  # [T, H] the stream between the halves of layers with `leaves_sum`; else of no rows
+    # [T, H] the stream between the halves of layers with `leaves_sum`, or [1, H] where ranks share them; else none
+    half_residual: Tensor
     last_residual: Tensor  # [S, H] rows that are projected to logits
     last_normed: Tensor  # [S, H]
     own_logits: Tensor  # [S, V] float32, of a rank's part of the head
@@ -141,7 +142,7 @@ def _layout(
     end = allot({"residual": hidden, "normed": hidden}, max_tokens, dtype, 0)
     end = allot({"update": hidden}, max_tokens if has_updates else 0, dtype, end)
     leaves_sum = not shared and any(layer.leaves_sum for layer in layers)
-    end = allot({"half_residual": hidden}, max_tokens if leaves_sum else 0, dtype, end)
+    end = allot({"half_residual": hidden}, max_tokens if leaves_sum else int(shared), dtype, end)
     end_of_attention = allot(attention, max_tokens, dtype, end)
     together = any(layer.parallel for layer in layers)
     end_of_mlp = allot(mlp, max_tokens, dtype, end_of_attention if together else end)

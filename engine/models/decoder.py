@@ -7,13 +7,14 @@ to memory made beforehand, so that a whole step can be captured and replayed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.interface import Collectives, SummedHalf
 from tessera.engine.formats import AdapterRows, AdapterSelection
-from tessera.engine.models.blocks import MLP, CausalAttention, Norm, ResidualAdd, make_norm
+from tessera.engine.models.blocks import MLP, CausalAttention, Left, Norm, ResidualAdd, make_norm
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.mixture.mixture import Mixture
@@ -22,10 +23,10 @@ from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.models.specs import LayerSpec, MoESpec
 from tessera.engine.models.weights.weights import LayerWeights, MLPWeights, MoEWeights, Weights
 from tessera.engine.ops.interface import AttentionMetadata, Ops
-from tessera.engine.ops.linear_interface import AddedNorm
 from tessera.engine.tensor import Tensor
 
 Tap = Callable[[Tensor, AttentionMetadata], None]  # of a stream [T, H]
+ATTENTION, MLP_HALF = 0, 1  # of a layer
 LayerCache = tuple[Tensor, Tensor]  # keys and values [num_blocks, Hkv, block_size, D]
 
 
@@ -50,12 +51,14 @@ class Decoder:
         ranks: Collectives | None = None,
         first_token: int = 0,
         num_tokens: int = 0,
+        leaves_sums: bool = False,
         selection: AdapterSelection | None = None,
     ) -> None:
         """`caches`: of each layer. `rope_tables`: of `config.ropes`. `selection`: of weights with adapters.
 
         `ranks` share the model: `config` and `weights` are this one's, whose rows of embedding and head begin with
-        `first_token` of `num_tokens`. The step's buffers must be made for it.
+        `first_token` of `num_tokens`. The step's buffers must be made for it. `leaves_sums`: the sums of one row may be
+        left to the products behind them; all ranks make their decoders at the same time.
         """
         self.config = config
         self.weights = weights
@@ -77,6 +80,8 @@ class Decoder:
             if layers and weights.stream is None:
                 layers[-1].leave_sum_to(made)
             layers.append(made)
+        if ranks is not None and leaves_sums and weights.stream is None:
+            leave_sums_to_ranks(ranks, layers)
         self._output_tap: Tap | None = None
         self._stream = weights.stream
         self._layers: list[DecoderLayer | StreamedLayer | TappedLayer] = [*layers]
@@ -199,6 +204,17 @@ class Decoder:
         return logits
 
 
+def leave_sums_to_ranks(ranks: Collectives, layers: Sequence[DecoderLayer]) -> None:
+    """Leave the sums of one row over the ranks to the products behind them, where all layers can.
+
+    Not those of the last layer, whose stream is complete when it ends.
+    """
+    halves = [layer.summed_halves(after) for layer, after in pairwise(layers)]
+    if halves and all(halves) and ranks.leaves_sums([half for each in halves for half in each]):
+        for layer, after in pairwise(layers):
+            layer.leave_sums_over_ranks(after)
+
+
 class DecoderLayer:
     """Attention and MLP, one after the other or side by side."""
 
@@ -216,6 +232,7 @@ class DecoderLayer:
     ) -> None:
         """`next_norm`: of the next layer; `is_normed`: see `HalfInput`."""
         attention, mlp = spec.attention, spec.mlp
+        self._weights = weights
         cos_sin = None if attention.rope is None else rope_tables[attention.rope]
         mlp_norm = make_norm(mlp.norms.before, weights.mlp.norms.before)
         if spec.parallel and mlp_norm is None:
@@ -225,6 +242,8 @@ class DecoderLayer:
         self._leaves_sum = ranks is None and spec.leaves_sum  # of attention's half, to the MLP
         self._before: DecoderLayer | None = None  # whose MLP's half is left to this one
         self._leaves_mlp_sum = False  # to the next layer
+        self._leaves_rank_sums = False  # of one row, over the ranks
+        self._after_rank_sum: DecoderLayer | None = None  # whose MLP's half is left to this one, of one row
         self._adds_to_norm = attention.norms.before is not None and attention.norms.before.kind == "rmsnorm"
         self._attention = CausalAttention(attention, weights.attention, ops, cache, cos_sin, ranks, is_normed=is_normed)
         after_attention = None if spec.parallel else mlp_norm
@@ -253,14 +272,33 @@ class DecoderLayer:
         """Have the layer before leave nothing to this one."""
         if self._before is not None:
             self._before._leaves_mlp_sum, self._before = False, None
+        if self._after_rank_sum is not None:
+            self._after_rank_sum._leaves_rank_sums, self._after_rank_sum = False, None
+
+    def summed_halves(self, after: DecoderLayer) -> list[SummedHalf]:
+        """The products around this layer's sums over the ranks; none where they are not an RMSNorm's input."""
+        mlp = self._mlp
+        if self._parallel or isinstance(mlp, Mixture) or not (self._attention_add.has_normed and self.has_normed):
+            return []
+        return [
+            SummedHalf(self._weights.attention.out, mlp.up, mlp.activation),
+            SummedHalf(mlp.down, after._weights.attention.qkv, None),
+        ]
+
+    def leave_sums_over_ranks(self, after: DecoderLayer) -> None:
+        """Leave this layer's sums of one row to its MLP, and to the layer `after` it."""
+        self._leaves_rank_sums, after._after_rank_sum = True, self
 
     def forward(self, stream: Tensor, metadata: AttentionMetadata, buffers: StepBuffers) -> None:
         """stream [T, H] becomes the layer's output, but for what it leaves to the next layer."""
         x, left = self._input(stream, buffers)
         self.add_halves(self._attention.attend(x, metadata, buffers, left), stream, buffers)
 
-    def _input(self, stream: Tensor, buffers: StepBuffers) -> tuple[Tensor, AddedNorm | None]:
+    def _input(self, stream: Tensor, buffers: StepBuffers) -> tuple[Tensor, Left]:
         """The first product's input, and the deferred addition before it, whose sum `stream` is the layer's input."""
+        if self._after_rank_sum is not None and stream.shape[0] == 1:
+            left = self._after_rank_sum._mlp_add.left_to_ranks(MLP_HALF, buffers, stream)
+            return buffers.half_residual[:1], left
         if self._before is None:
             return stream, None
         return buffers.half_residual[: stream.shape[0]], self._before._mlp_add.left(buffers, stream)
@@ -279,6 +317,12 @@ class DecoderLayer:
         if isinstance(self._mlp, Mixture):
             self._attention_add.add(attended, stream, buffers)
             self._mlp.add(stream, buffers)
+            return
+        if self._leaves_rank_sums and stream.shape[0] == 1:
+            between = buffers.half_residual[:1]
+            self._attention_add.leave_to_ranks(attended, ATTENTION, buffers)
+            left = self._attention_add.left_to_ranks(ATTENTION, buffers, between)
+            self._mlp_add.leave_to_ranks(self._mlp.activate(stream, buffers, left), MLP_HALF, buffers)
             return
         if self._leaves_sum:
             between = buffers.half_residual[: stream.shape[0]]

@@ -219,6 +219,7 @@ class ModelRunner:
             ranks=self._ranks,
             first_token=self._partition.vocabulary.start,
             num_tokens=self.model.vocab_size,
+            leaves_sums=not self.config.batch_invariant,
             selection=None if self._adapter_slots is None else self._adapter_slots.selection,
         )
 

@@ -323,6 +323,9 @@ inline void ptx_ld_acquire_sys_global_u32(unsigned& value, const unsigned* from)
   std::this_thread::yield();
   value = reinterpret_cast<const std::atomic<unsigned>*>(from)->load(std::memory_order_acquire);
 }
+inline void ptx_st_relaxed_sys_global_u64(unsigned long long* to, unsigned long long value) {
+  reinterpret_cast<std::atomic<unsigned long long>*>(to)->store(value, std::memory_order_relaxed);
+}
 inline void ptx_st_relaxed_sys_global_v2_u64(unsigned long long* to, unsigned long long first,
                                              unsigned long long second) {
   auto* words = reinterpret_cast<std::atomic<unsigned long long>*>(to);

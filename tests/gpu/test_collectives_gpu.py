@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from tessera.engine.collectives.cuda import CudaCollectives
-from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.interface import Collectives, LeftSum, SummedHalf
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.cuda.driver import find_device
+from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.collectives import packets_fit
-from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
+from tessera.engine.ops.linear_interface import Activate, Activation, RMSNorm
+from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.support.op_cases import random_array
 from tests.support.rank_threads import (
     Ranks,
@@ -30,6 +32,7 @@ from tests.support.rank_threads import (
     check_sums,
     on_cpu,
 )
+from tests.support.reference import assert_close
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
@@ -151,6 +154,84 @@ def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.
         if done:
             assert np.array_equal(added, expected)
             assert np.array_equal(normed, alone)
+
+
+# Width of the stream, inner width and multiprocessors: a block has one tile of one unit, one of four, or several.
+LEFT = [(264, 520, 132), (264, 520, 12), (1160, 264, 9), *([] if EMULATED else [(4096, 2048, 132), (8192, 7168, 132)])]
+
+
+@pytest.mark.parametrize(("width", "inner", "multiprocessors"), LEFT, ids=str)
+@pytest.mark.parametrize("activation", ["silu_mul", "gelu_tanh_mul", None])
+def test_a_sum_is_left_to_the_product_behind_it(
+    ranks: Ranks,
+    width: int,
+    inner: int,
+    multiprocessors: int,
+    activation: Activation | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream has the bits of all ranks' updates added in their order, for each half of some layers."""
+    if EMULATED:
+        for device in ranks.devices:
+            monkeypatch.setattr(device, "multiprocessors", multiprocessors)
+    count, features = len(ranks.devices), 2 * inner if activation else inner
+    lasts = [random_array(20 + rank, (width, inner), bfloat16, inner**-0.5) for rank in range(count)]
+    rows = [random_array(30 + rank, (1, inner), bfloat16) for rank in range(count)]
+    bias, gains = random_array(40, (width,), bfloat16), random_array(41, (width,), bfloat16)
+    after = random_array(42, (features, width), bfloat16, width**-0.5)
+    stream = random_array(43, (1, width), bfloat16, 4.0)
+    halves = (0, 1, 0, 1, 0)
+
+    def call(collectives: Collectives, device: Device) -> tuple[list[Array], list[Array], list[Array]]:
+        def on_device(array: Array) -> Tensor:
+            return from_numpy(array, device)
+
+        rank = collectives.index
+        last = LinearWeight.of(on_device(lasts[rank]), on_device(bias) if rank == 0 else None)
+        next_weight = LinearWeight.of(on_device(after))
+        assert collectives.leaves_sums([SummedHalf(last, next_weight, activation)])
+        x, streams = on_device(rows[rank]), [on_device(stream), *(on_device(0 * stream) for _ in halves)]
+        updates, outs = [on_device(0 * stream) for _ in halves], []
+        norm = on_device(gains)
+        for number, half in enumerate(halves):
+            collectives.leave_sum(x, last, half, updates[number])
+            left = LeftSum(collectives, updates[number], half, streams[number + 1])
+            outs.append(on_device(np.zeros((1, inner), bfloat16)))
+            collectives.project_sum(streams[number], left, norm, 1e-5, next_weight, activation, outs[-1])
+            if number == 1:  # other meetings may be between
+                collectives.all_reduce(on_device(np.ones((1, 16), bfloat16)))
+        return tuple([np.array(each.numpy()) for each in tensors] for tensors in (updates, streams, outs))
+
+    found = ranks(call)
+    ops, total = CpuOps(), stream
+    weight, norm = LinearWeight.of(from_numpy(after, CPU)), from_numpy(gains, CPU)
+    for rank, (updates, *_) in enumerate(found):
+        alone = LinearWeight.of(from_numpy(lasts[rank], CPU), from_numpy(bias, CPU) if rank == 0 else None)
+        expected = ops.linear(from_numpy(rows[rank], CPU), alone).numpy()
+        for update in updates:
+            assert_close(update, expected, bfloat16)
+    for number in range(len(halves)):
+        parts = [updates[number].astype(np.float32) for updates, *_ in found]
+        total = (sum(parts[1:], parts[0]) + total.astype(np.float32)).astype(bfloat16)
+        row, scratch = from_numpy(total, CPU), from_numpy(0 * total, CPU)
+        activate = Activate(activation, from_numpy(np.zeros((1, features), bfloat16), CPU)) if activation else None
+        prologue = RMSNorm(norm, 1e-5, scratch)
+        expected = ops.linear(row, weight, prologue=prologue, epilogue=activate).numpy()
+        for _, streams, outs in found:
+            assert np.array_equal(streams[number + 1], total)
+            assert_close(outs[number], expected, bfloat16)
+
+
+def test_sums_are_left_where_all_ranks_can(ranks: Ranks) -> None:
+    def call(collectives: Collectives, device: Device) -> list[bool]:
+        def left(dtype: np.dtype[Any], width: int, inner: int) -> bool:
+            last, after = (empty(shape, dtype, device) for shape in ((width, inner), (64, width)))
+            return collectives.leaves_sums([SummedHalf(LinearWeight.of(last), LinearWeight.of(after), None)])
+
+        of_one = 64 if collectives.index else 10248  # longer than a row that a block keeps
+        return [left(bfloat16, 64, 64), left(float16, 64, 64), left(bfloat16, 16384, 64), left(bfloat16, 64, of_one)]
+
+    assert all(found == [True, False, False, False] for found in ranks(call))
 
 
 def test_columns_are_gathered_and_tokens_told(ranks: Ranks) -> None:

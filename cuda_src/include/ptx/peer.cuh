@@ -12,6 +12,11 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* source) 
   return value;
 }
 
+// 8 bytes aligned, and as the two words below.
+__device__ __forceinline__ void store_relaxed_system(unsigned long long* target, unsigned long long value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
+}
+
 // Two words, 16 bytes aligned. Each comes whole, and says nothing of others.
 __device__ __forceinline__ void store_pair_relaxed_system(unsigned long long* target,
                                                           unsigned long long first,

@@ -38,7 +38,13 @@ FLAGS = Constant(
 )
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
 MEETINGS = Constant(ADDRESSES + 2 * MAX_RANKS * MAX_BLOCKS * 8, "where each block counts its meetings by packets")
-PACKETS = Constant(MEETINGS + PACKET_BLOCKS * 4, "where the packets of a meeting are, and of the one after it")
+MOST_LEFT = 8192  # elements of a row whose sum the next product takes
+SUM_COUNTS = Constant(MEETINGS + PACKET_BLOCKS * 4, "where sums are counted that were taken, and that were sent")
+SUM_PACKETS = Constant(SUM_COUNTS + 64, "where the packets of rows are that products send, of both halves of a layer")
+ROW_PACKETS = Constant(MOST_LEFT // 2, "of a row and a rank: 8 bytes each, with two elements of 16 bits")
+PACKETS = Constant(
+    SUM_PACKETS + 2 * MAX_RANKS * ROW_PACKETS * 8, "where the packets of a meeting are, and of the one after it"
+)
 BLOCK_PACKETS = Constant(THREADS * CHUNK, "of a block and a rank: 8 bytes each, with 4 of data")
 PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
 # Elements of a sum in one shot with the norm: 2 MB in 16 bits. Beyond, two shots and the norm's kernel take less.
@@ -56,6 +62,7 @@ class Meeting(IntEnum):
     BROADCAST = 3
     ALL_REDUCE_NORM = 4
     ALL_REDUCE_MAX = 5
+    MATMUL_OF_RANKS = 6
 
 
 class Board(IntEnum):
@@ -224,22 +231,34 @@ declare_header(
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
         "PACKET_BLOCKS": PACKET_BLOCKS,
-        "THREADS": THREADS,
         "POLLS": POLLS,
         "FLAGS": FLAGS,
         "ADDRESSES": ADDRESSES,
         "MEETINGS": MEETINGS,
+        "SUM_COUNTS": SUM_COUNTS,
+        "SUM_PACKETS": SUM_PACKETS,
+        "ROW_PACKETS": ROW_PACKETS,
         "PACKETS": PACKETS,
         "BLOCK_PACKETS": BLOCK_PACKETS,
         "LARGEST_ID": LARGEST_ID,
     },
     declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
 )
-declare_header("all_reduce", __name__, {"PART_CHUNKS": PART_CHUNKS}, params=(AllReduceParams, AllReducePartsParams))
+declare_header(
+    "all_reduce",
+    __name__,
+    {"THREADS": THREADS, "PART_CHUNKS": PART_CHUNKS},
+    params=(AllReduceParams, AllReducePartsParams),
+)
 declare_header(
     "all_reduce_norm", __name__, {"MAX_THREADS": PACKET_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
 )
-declare_header("exchange", __name__, params=(GatherColumnsParams, BroadcastParams, AllReduceMaxParams, OwnIdsParams))
+declare_header(
+    "exchange",
+    __name__,
+    {"THREADS": THREADS},
+    params=(GatherColumnsParams, BroadcastParams, AllReduceMaxParams, OwnIdsParams),
+)
 
 declare_header("slice", __name__, {"THREADS": ROW_BLOCK}, (SliceBestParams, SliceChoiceParams, SliceTokensParams))
 

@@ -17,7 +17,7 @@ from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack
 from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
 from tessera.engine.ops.cuda.linear.decode import takes_sum
-from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.linear.problem import FUSED_GATES, LINEAR, LinearOperands, LinearProblem
 from tessera.engine.ops.cuda.lora import instantiations
 from tessera.engine.ops.cuda.lora.expand import (
     BegunAdapters,
@@ -33,8 +33,6 @@ from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_pr
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue, RMSNorm
 from tessera.engine.tensor import Tensor
-
-FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights have behind the product
 
 
 class LinearOps(Fp8LinearOps):

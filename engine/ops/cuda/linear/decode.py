@@ -50,6 +50,7 @@ SPECS = (MATMUL_DECODE,)
 WARPS = Constant(8, "of a block")
 UNIT = Constant(8, "rows of the weight that one tensor-core instruction takes")
 HALF_K = Constant(32, "elements of each row that a warp takes by 16 bytes a lane")
+SUM_LANES = 4  # of a warp, which have the sums of one row
 SUM_VECTORS = Constant(3, "of 8 elements that a lane keeps of a row to which an update is added")
 ROW_LOADS = Constant(5, "of 8 elements that a lane asks for at once of a row that it copies")
 CONSTANTS = {"WARPS": WARPS, "UNIT": UNIT, "HALF_K": HALF_K, "SUM_VECTORS": SUM_VECTORS, "ROW_LOADS": ROW_LOADS}
@@ -84,7 +85,7 @@ class DecodeTile:
         groups = ceil_div(self.tokens, 8)
         loads = self.halves * (self.units + (0 if resident else groups))
         ring = self.stages * loads * THREADS * SEGMENT_BYTES
-        partial = WARPS * self.units * groups * WARP_SIZE * 8
+        partial = WARPS * self.units * groups * (SUM_LANES if resident else WARP_SIZE) * 8
         row = self.steps(in_features) * self.halves * HALF_K * WARPS * HALF_BYTES
         return ring + partial + (int(resident) + int(normed)) * row
 
@@ -117,9 +118,10 @@ WIDE_SIZE = (14, 2, 1)  # units, stages and halves for several rows: they come p
 WIDE_TILES = tuple(DecodeTile(tokens, *WIDE_SIZE) for tokens in TOKENS if tokens > 1)
 TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES[tokens]), *WIDE_TILES)
 LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES), *WIDE_TILES)
-# The shared memory that the product in front or behind takes. One row's product that leaves as much starts while the
-# one in front still runs, and its weights come while that one's end and its own begin wait for L2.
-NEIGHBOUR_BYTES = 112 << 10
+# The shared memory for the product in front or behind, and for what blocks take besides: 14,336 features by 4,096 and
+# 4,096 by 7,168, which 8 B has on each of two GPUs, take 105 and 111 KB. One row's product that leaves as much starts
+# while the one in front still runs, and its weights come while that one's end and its own begin wait for L2.
+NEIGHBOUR_BYTES = 119 << 10
 NARROWER = (4, 3)  # units and stages of such a product
 # One row's ring that takes all that a block reads, where a neighbour has room beside it: no weight is asked for when
 # the row is there. For what does not fit in it, a shorter one leaves as much to the neighbours.

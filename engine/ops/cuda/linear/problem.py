@@ -14,6 +14,7 @@ WIDE_BYTES = 16  # of the widest copies
 
 SILU_GATE = Constant(1)
 GELU_GATE = Constant(2, "by its tanh approximation")
+FUSED_GATES = ("silu_mul", "gelu_tanh_mul")  # that kernels of dense weights have behind the product
 declare_header("gates", __name__, {"SILU_GATE": SILU_GATE, "GELU_GATE": GELU_GATE})
 
 
