@@ -7,7 +7,7 @@ import dataclasses
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.collectives.cpu import CpuCollectives
+from tessera.engine.collectives.interface import LeftSum, SummedHalf
 from tessera.engine.collectives.rendezvous import LOOK_SECONDS, Rendezvous, _Watch
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, RankError
@@ -25,13 +26,15 @@ from tessera.engine.contract.messages import AddRequest, RequestOutput
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch
+from tessera.engine.formats import LinearWeight
 from tessera.engine.kv_tiers.make import make_tiers
 from tessera.engine.models.config import load_config
+from tessera.engine.ops.linear_interface import Activate, Activation, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.ranks.cuda_runner import make_cuda_runner
 from tessera.engine.ranks.parallel_runner import ParallelRunner, make_cpu_runner
 from tessera.engine.runner.model_runner import ModelRunner
-from tessera.engine.tensor import CPU
+from tessera.engine.tensor import CPU, Tensor, empty
 from tests.support.decoder_harness import Row, step_batch
 from tests.support.paths import BUILTIN
 from tests.support.tiny_encoder import build_encoder
@@ -215,6 +218,54 @@ def test_ranks_sample_without_gathering_logits(
     expected, _ = run(folder, 1, requests)
     assert run(folder, 4, requests)[0] == expected
     assert set(gathered) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma"])
+def test_sums_of_one_row_are_left_to_the_next_product(
+    name: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all layers but the last, in decodes of one sequence and in pieces of a prompt that are one token."""
+    left: list[tuple[int, int]] = []
+
+    def leaves_sums(ranks: CpuCollectives, halves: Sequence[SummedHalf]) -> bool:
+        assert {half.activation is None for half in halves[::2]} == {False}
+        return bool(ranks.least(1))
+
+    def leave_sum(ranks: CpuCollectives, x: Tensor, weight: LinearWeight, half: int, update: Tensor) -> None:
+        assert x.shape[0] == 1
+        make_ops(x.device).linear(x, weight, out=update)
+        left.append((ranks.index, half))
+
+    def project_sum(
+        ranks: CpuCollectives,
+        x: Tensor,
+        sum: LeftSum,
+        norm: Tensor,
+        eps: float,
+        weight: LinearWeight,
+        activation: Activation | None,
+        out: Tensor,
+    ) -> None:
+        ops = make_ops(x.device)
+        ranks.all_reduce(sum.update)
+        assert sum.out.pointer not in (x.pointer, sum.update.pointer)
+        ops.add(x, sum.update, out=sum.out)
+        scratch = empty((1, weight.shape[0]), x.dtype, x.device)
+        activate = None if activation is None else Activate(activation, scratch)
+        prologue = RMSNorm(norm, eps, empty(x.shape, x.dtype, x.device))
+        ops.linear(sum.out, weight, prologue=prologue, epilogue=activate, out=out)
+
+    folder = folder_of(name)
+    settings = {"dtype": "float32", "max_num_batched_tokens": len(PREFIX) - 1}
+    requests = {"a": greedy(9), "d": greedy(4, prompt_logprobs=1)}
+    expected, _ = run(folder, 1, requests, **settings)
+    for method in (leaves_sums, leave_sum, project_sum):
+        monkeypatch.setattr(CpuCollectives, method.__name__, method)
+    found, engine = run(folder, 2, requests, **settings)
+    assert found == expected
+    assert any(batch.num_tokens == 1 and len(batch.logits_indices) == 1 for batch in engine.batches)
+    assert {half for _, half in left} == {0, 1}
+    assert left.count((0, 0)) == left.count((0, 1)) == left.count((1, 0)) == left.count((1, 1))
 
 
 def test_sums_are_the_same_bits_each_time(folder_of: Callable[[str], Path]) -> None:
