@@ -3,8 +3,9 @@
 Sums of bfloat16 that follow one another in a CUDA graph on each GPU, behind one that has the GPUs begin together; the
 slowest rank counts. Bandwidth is that of the bytes of one rank's array. The last column is with the residual addition
 and the norm of rows of HIDDEN elements; NCCL's column is empty where it is not installed. Each size's first sum is
-compared with the right one. The last lines are JSON. What hangs for a minute ends with the place of every thread and
-what the kernels wait for.
+compared with the right one. Behind them come the four products of one row of a layer of Llama 3 8B with both sums, in
+kernels of their own and left to the next product. The last lines are JSON. What hangs for a minute ends with the place
+of every thread and what the kernels wait for.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from typing import TypeVar
 import numpy as np
 
 from tessera.engine.collectives.cuda import CudaCollectives
-from tessera.engine.collectives.interface import Collectives
+from tessera.engine.collectives.interface import Collectives, LeftSum, SummedHalf
 from tessera.engine.collectives.nccl import NcclCollectives, NcclGroup
 from tessera.engine.collectives.nccl_library import NcclLibrary
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.linear_interface import Activate
 from tessera.engine.ops.make import make_ops
-from tessera.engine.tensor import bfloat16, from_numpy, zeros
+from tessera.engine.tensor import Tensor, bfloat16, from_numpy, zeros
 
 SIZES = [1 << power for power in range(12, 28)]  # bytes
 REPEATS = 100  # in a graph
-HIDDEN = 4096
+HIDDEN, INNER, QKV = 4096, 14336, 6144  # of Llama 3 8B
 ROUNDS = 7
 HANGS = 60.0  # seconds
 
@@ -119,6 +122,47 @@ class Ranks:
         launch()
         return self._best(index, launch)
 
+    def time_of_layer(self, *, leaves: bool) -> float:
+        """Of the products of one row, with their sums. `leaves`: to the products behind them; not a number where those
+        kernels are not for it."""
+        return max(self(lambda index: self._time_of_layer(index, leaves=leaves)))
+
+    def _time_of_layer(self, index: int, *, leaves: bool) -> float:
+        device, ranks, count = self.devices[index], self.collectives[index], len(self.devices)
+        ops = make_ops(device)
+
+        def weight(features: int, width: int) -> LinearWeight:
+            return LinearWeight.of(zeros((features, width), bfloat16, device))
+
+        def row(width: int) -> Tensor:
+            return zeros((1, width), bfloat16, device)
+
+        inner, heads = INNER // count, HIDDEN // count
+        out, up, down = weight(HIDDEN, heads), weight(2 * inner, HIDDEN), weight(HIDDEN, inner)
+        qkv = weight(QKV // count, HIDDEN)
+        attended, stream, between, update, normed = row(heads), row(HIDDEN), row(HIDDEN), row(HIDDEN), row(HIDDEN)
+        activated, scratch, projected = row(inner), row(2 * inner), row(QKV // count)
+        norm = zeros((HIDDEN,), bfloat16, device)
+        if not ranks.leaves_sums([SummedHalf(out, up, "silu_mul"), SummedHalf(down, qkv, None)]) and leaves:
+            return math.nan
+
+        def launch() -> None:
+            if leaves:
+                ranks.leave_sum(attended, out, 0, update)
+                ranks.project_sum(stream, LeftSum(ranks, update, 0, between), norm, 1e-5, up, "silu_mul", activated)
+                ranks.leave_sum(activated, down, 1, update)
+                ranks.project_sum(between, LeftSum(ranks, update, 1, stream), norm, 1e-5, qkv, None, projected)
+                return
+            ops.linear(attended, out, out=update)
+            assert ranks.all_reduce_add_norm(update, stream, norm, 1e-5, normed)
+            ops.linear(normed, up, epilogue=Activate("silu_mul", scratch), out=activated)
+            ops.linear(activated, down, out=update)
+            assert ranks.all_reduce_add_norm(update, stream, norm, 1e-5, normed)
+            ops.linear(normed, qkv, out=projected)
+
+        launch()
+        return self._best(index, launch)
+
     def _best(self, index: int, launch: Callable[[], object]) -> float:
         device, best = self.devices[index], float("inf")
         with device.capture() as finish:
@@ -152,6 +196,9 @@ def main() -> None:
         own = f"{nbytes:>10} {slowest:>8.1f} {nbytes / slowest / 1000:>8.1f} {normed:>14.1f}"
         print(f"{own} {nccl:>9.1f} {nbytes / nccl / 1000:>8.1f}", flush=True)
         found.append({"bytes": nbytes, "us": slowest, "with norm us": normed, "NCCL us": nccl})
+    layers = {"apart": ranks.time_of_layer(leaves=False), "left to products": ranks.time_of_layer(leaves=True)}
+    print("sums of a layer of one row:", ", ".join(f"{name} {value:.1f} us" for name, value in layers.items()))
+    print(json.dumps({f"layer, sums {name}, us": value for name, value in layers.items() if not math.isnan(value)}))
     for row in found:
         print(json.dumps({name: value for name, value in row.items() if not math.isnan(value)}))
 

@@ -4,6 +4,7 @@ launches."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.linear import decode
 from tessera.engine.ops.cuda.quant import product, sm90_row, sm90_rows
 from tessera.engine.ops.linear_interface import Accumulate
 from tessera.engine.tensor import bfloat16, empty
@@ -113,3 +115,23 @@ def test_few_wide_rows_take_the_same_slices_of_k(name: str, monkeypatch: pytest.
             slices.append(first.params.slices)
         assert slices[0] == slices[1]
         assert (slices[0] > 1) == (launched > 1)
+
+
+def test_neighbours_of_a_rank_have_room_beside_each_other() -> None:
+    """The products of one row of Llama 3 8B on each of two GPUs, whose sums over them products take or kernels between
+    them: out, up and gate, down, queries, keys and values."""
+    limits = decode.Limits(132, 227 << 10)
+    sizes = []
+    for features, in_features, gated in (
+        (4096, 2048, False),
+        (7168, 4096, True),
+        (4096, 7168, False),
+        (3072, 4096, False),
+    ):
+        tile = decode.choose_decode_tile(
+            1, features, in_features, limits, gated=gated, normed=False, logits=False, float_range=True
+        )
+        assert tile is not None
+        assert tile.tokens == 1
+        sizes.append(tile.shared_bytes(in_features, normed=False) + RESERVED_BYTES)
+    assert all(one + other <= MULTIPROCESSOR_BYTES for one, other in pairwise(sizes))

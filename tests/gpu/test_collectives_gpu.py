@@ -206,7 +206,8 @@ def test_a_sum_is_left_to_the_product_behind_it(
             collectives.project_sum(streams[number], left, norm, 1e-5, next_weight, activation, outs[-1])
             if number == 1:  # other meetings may be between
                 collectives.all_reduce(on_device(np.ones((1, 16), bfloat16)))
-        return tuple([np.array(each.numpy()) for each in tensors] for tensors in (updates, streams, outs))
+        found = [[np.array(each.numpy()) for each in tensors] for tensors in (updates, streams, outs)]
+        return found[0], found[1], found[2]
 
     found = ranks(call)
     ops, total = CpuOps(), stream
@@ -225,7 +226,8 @@ def test_a_sum_is_left_to_the_product_behind_it(
         expected = ops.linear(row, weight, prologue=prologue, epilogue=activate).numpy()
         for _, streams, outs in found:
             assert np.array_equal(streams[number + 1], total)
-            assert_close(outs[number], expected, bfloat16)
+            # On the CPU the norm and the product are rounded, too.
+            assert_close(outs[number], expected, bfloat16, roundings=3)
 
 
 def test_sums_are_left_where_all_ranks_can(ranks: Ranks) -> None:
