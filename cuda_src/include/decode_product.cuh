@@ -89,7 +89,8 @@ struct Variant {
   static_assert(STAGES >= 2, "copies need a stage to run ahead in");
 };
 
-// The same where a block's sums of one row take the room of that row's alone, which the first four lanes have.
+// The same where a block's sums of one row take the room of that row's alone, which the first four lanes
+// have.
 template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES,
           int HALVES_A_STEP>
 struct CompactVariant : Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, HALVES_A_STEP> {

@@ -44,8 +44,7 @@ class RankRows {
   // Of another rank's row the eight elements from each of `places` on, once they are there. All are looked at
   // at once, since a look takes as long as all of them.
   template <int VECTORS>
-  __device__ __forceinline__ void take(int other, const int (&places)[VECTORS],
-                                       uint4 (&row)[VECTORS]) const {
+  __device__ __forceinline__ void take(int other, const int (&places)[VECTORS], uint4 (&row)[VECTORS]) const {
     const unsigned long long* const from = packets(own_, other);
     unsigned long long begun = 0;
 #pragma unroll 1
@@ -70,8 +69,7 @@ class RankRows {
       }
       if (differs == 0) return;
       if (polls % POLLS == 0) {
-        const Wait wait{Meeting::MATMUL_OF_RANKS, static_cast<unsigned>(other), START, number_,
-                        late(seen)};
+        const Wait wait{Meeting::MATMUL_OF_RANKS, static_cast<unsigned>(other), START, number_, late(seen)};
         begun = check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
                            reinterpret_cast<unsigned*>(own_) + 2);
       }
@@ -136,8 +134,8 @@ struct RankSum {
     }
   }
 
-  // This warp's vectors of the row to shared memory, `y`, with zeros beyond in_features. -> this lane's sum of
-  // squares.
+  // This warp's vectors of the row to shared memory, `y`, with zeros beyond in_features. -> this lane's sum
+  // of squares.
   __device__ __forceinline__ float load(const RankRows& rows, int rank, int ranks, uint4* y,
                                         const Steps& steps, int in_features) const {
     uint4 own[VECTORS], stream[VECTORS];
@@ -196,9 +194,8 @@ struct RankEpilogue : DecodeEpilogue<V> {
   using Out = typename V::Out;
   using DecodeEpilogue<V>::DecodeEpilogue;
 
-  __device__ __forceinline__ void send(int tile_unit, const float2* partial,
-                                       const NormPrologue<V>& prologue, const RankRows& rows,
-                                       Out* out) const {
+  __device__ __forceinline__ void send(int tile_unit, const float2* partial, const NormPrologue<V>& prologue,
+                                       const RankRows& rows, Out* out) const {
     this->each_pair(tile_unit, partial, prologue, [&](int, int column, const Vec<Out, 2>& pair) {
       rows.send(column, reinterpret_cast<const unsigned&>(pair));
       pair.store(out + column);

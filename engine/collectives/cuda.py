@@ -12,9 +12,8 @@ from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.trial import try_sums
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig, P
 from tessera.engine.formats import LinearWeight
-from tessera.engine.ops.cuda import rank_products
 from tessera.engine.ops.cuda.collectives import (
     ALL_REDUCE,
     ALL_REDUCE_MAX,
@@ -23,6 +22,7 @@ from tessera.engine.ops.cuda.collectives import (
     BROADCAST,
     GATHER_COLUMNS,
     MAX_BLOCKS,
+    MOST_LEFT,
     THREADS,
     AllReduceMaxParams,
     AllReduceNormParams,
@@ -39,7 +39,8 @@ from tessera.engine.ops.cuda.collectives import (
     most_rows,
     norm_config,
 )
-from tessera.engine.ops.cuda.rank_products import MatmulOfRanksParams, MatmulToRanksParams, RowProduct
+from tessera.engine.ops.cuda.linear import rank_products
+from tessera.engine.ops.cuda.linear.rank_products import MatmulOfRanksParams, MatmulToRanksParams, RowProduct
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
@@ -117,11 +118,17 @@ class CudaCollectives(Collectives):
         return True
 
     def leaves_sums(self, halves: Sequence[SummedHalf]) -> bool:
-        planned = rank_products.plan_halves(self._device, halves)
-        if not self.least(int(planned is not None)):  # ranks may have parts of other sizes
+        kernels: list[Instantiation] = []
+        for half in halves:
+            last = rank_products.plan(self._device, half.last, None)
+            after = rank_products.plan(self._device, half.next, half.activation)
+            if not rank_products.LEAVES_SUMS or last is None or after is None or last.features > MOST_LEFT:
+                kernels = []
+                break
+            kernels += [last.sends, after.takes]
+        if not self.least(len(kernels)):  # ranks may have parts of other sizes
             return False
-        assert planned is not None
-        self._device.compile(planned)
+        self._device.compile(kernels)
         return True
 
     def leave_sum(self, x: Tensor, weight: LinearWeight, half: int, update: Tensor) -> None:

@@ -230,6 +230,34 @@ def test_a_sum_is_left_to_the_product_behind_it(
             assert_close(outs[number], expected, bfloat16, roundings=3)
 
 
+def test_left_sums_are_numbered_on_the_device(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a CUDA graph with both halves of a layer may be replayed."""
+    width = inner = 264
+    if EMULATED:
+        for device in ranks.devices:
+            monkeypatch.setattr(device, "multiprocessors", 12)
+
+    def call(collectives: Collectives, device: Any) -> Array:
+        eye = from_numpy(np.eye(width, dtype=bfloat16), device)
+        one, norm, update, between = (from_numpy(np.ones((1, width), bfloat16), device) for _ in range(4))
+        stream, out = (from_numpy(np.zeros((1, inner), bfloat16), device) for _ in range(2))
+        weight, gains = LinearWeight.of(eye), norm.view(width)
+        assert collectives.leaves_sums([SummedHalf(weight, weight, None)])
+        with device.capture() as finish:
+            for half, (before, after) in enumerate(((stream, between), (between, stream))):
+                collectives.leave_sum(one, weight, half, update)
+                left = LeftSum(collectives, update, half, after)
+                collectives.project_sum(before, left, gains, 1e-5, weight, None, out)
+        graph = finish()
+        for _ in range(3):
+            graph.launch()
+        assert_close(out.numpy(), np.ones((1, inner)), bfloat16)
+        return np.array(stream.numpy())
+
+    count = len(ranks.devices)
+    assert all((array == 2 * 3 * count).all() for array in ranks(call))
+
+
 def test_sums_are_left_where_all_ranks_can(ranks: Ranks) -> None:
     def call(collectives: Collectives, device: Device) -> list[bool]:
         def left(dtype: np.dtype[Any], width: int, inner: int) -> bool:
@@ -276,3 +304,23 @@ def test_a_rank_that_does_not_come_ends_the_others(pytestconfig: pytest.Config) 
                 alone.all_reduce(from_numpy(np.ones((1, 64), np.float32), devices[0]))
             stop.join()
             assert [line.partition(" at its")[0] for line in group.reports()] == report
+
+
+def test_a_row_that_does_not_come_ends_the_product_behind_it(pytestconfig: pytest.Config) -> None:
+    if not EMULATED:
+        pytest.skip("an error of a kernel ends all work of its device")
+    devices = list(devices_of(2, pytestconfig))
+    group = PeerGroup(Rendezvous(2, timeout=30.0))
+    with closing(Ranks(devices, lambda index: CudaCollectives(index, group, devices[index]), group)) as ranks:
+        alone, device = ranks.collectives[0], devices[0]
+        assert isinstance(alone, CudaCollectives)
+        alone.starting, alone.patience = False, 0.05
+        row, out, update, stream = (from_numpy(np.ones((1, 64), bfloat16), device) for _ in range(4))
+        weight = LinearWeight.of(from_numpy(np.ones((64, 64), bfloat16), device))
+        alone.leave_sum(row, weight, 0, update)
+        with pytest.raises(Exception, match="trap"):
+            alone.project_sum(row, LeftSum(alone, update, 0, stream), row.view(64), 1e-5, weight, None, out)
+        (report,) = group.reports()
+    assert (
+        "of rank 0's matmul_of_ranks (meeting 1) waited for rank 1 at its begin, which has come to meeting 0" in report
+    )

@@ -18,11 +18,11 @@ from tessera.engine.ops.cuda import (
     lora,
     norm,
     random,
-    rank_products,
     sampling,
     softmax,
     training,
 )
+from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
 from tessera.engine.ops.cuda.moe import mxfp4 as expert_mxfp4

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutT, Pointer, Uint64
 from tessera.engine.formats import LinearWeight
-from tessera.engine.ops.cuda.collectives import MOST_LEFT
 from tessera.engine.ops.cuda.linear.decode import (
     HALF_K,
     SEGMENT_BYTES,
@@ -24,9 +22,6 @@ from tessera.engine.ops.cuda.linear.problem import FUSED_GATES, GELU_GATE, SILU_
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, SEGMENT, WARP_SIZE, aligned
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import bfloat16
-
-if TYPE_CHECKING:
-    from tessera.engine.collectives.interface import SummedHalf
 
 # Whether products take a row's sum over ranks; else a kernel between them adds it up.
 LEAVES_SUMS = True
@@ -142,14 +137,3 @@ def plan(device: CudaDevice, weight: LinearWeight, activation: Activation | None
         1, features, in_features, limits, gated=bool(gate), normed=False, logits=False, float_range=True
     )
     return None if tile is None or tile.tokens != 1 else RowProduct(features, in_features, gate, tile)
-
-
-def plan_halves(device: CudaDevice, halves: Sequence[SummedHalf]) -> list[Instantiation] | None:
-    """The kernels for these halves of layers; None where they are not for all of them."""
-    found: list[Instantiation] = []
-    for half in halves:
-        last, after = plan(device, half.last, None), plan(device, half.next, half.activation)
-        if not LEAVES_SUMS or last is None or after is None or last.features > MOST_LEFT:
-            return None
-        found += [last.sends, after.takes]
-    return found or None
