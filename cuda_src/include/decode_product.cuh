@@ -363,16 +363,9 @@ struct NormPrologue {
 
   // This warp's vectors of the one row of x to shared memory: `y`, normalised unless SCALES_SUMS.
   __device__ __forceinline__ void load_row(const T* x, uint4* y, const Steps& steps) const {
-    const float squares = begin_row(x, y, steps);
-    if (V::SCALES_SUMS && norm != nullptr) share_squares(squares);
-  }
-
-  // The same, but returns this lane's sum of squares, which SCALES_SUMS leaves to be shared when the products
-  // have begun.
-  __device__ __forceinline__ float begin_row(const T* x, uint4* y, const Steps& steps) const {
     if (norm == nullptr) {
       copy_row(x, y, steps);
-      return 0.0f;
+      return;
     }
     constexpr int BATCH = 2;  // loads in flight
     const int lane = lane_of_thread();
@@ -396,12 +389,12 @@ struct NormPrologue {
         y[v] = raw[i];
       }
     }
-    return finish_row(squares, y, steps);
+    finish_row(squares, y, steps);
   }
 
-  // As begin_row, of the row that `row_sum` makes of x; there is a norm.
-  __device__ __forceinline__ float begin_sum(const T* x, const RowSum<V>& row_sum, uint4* y,
-                                             const Steps& steps) const {
+  // The same of the row that `row_sum` makes of x; there is a norm.
+  __device__ __forceinline__ void load_sum(const T* x, const RowSum<V>& row_sum, uint4* y,
+                                           const Steps& steps) const {
     uint4 row[SUM_VECTORS];
     copy_async_wait<V::STAGES>();
     row_sum.load(x, y, row);
@@ -413,13 +406,7 @@ struct NormPrologue {
       squares = add_squares<T>(squares, row[i]);
       y[v] = V::SCALES_SUMS ? multiply_elements<T>(row[i], gains[v]) : row[i];
     }
-    return finish_row(squares, y, steps);
-  }
-
-  // The squares of the one row, of which this lane has a sum.
-  __device__ __forceinline__ void share_squares(float squares) const {
-    squares = warp_sum(squares);
-    if (lane_of_thread() == 0) sums_of_squares[warp_of_thread()][0] = squares;
+    finish_row(squares, y, steps);
   }
 
  private:
@@ -443,15 +430,15 @@ struct NormPrologue {
   }
 
   // Of a row in `y`, after this lane's sum of squares.
-  __device__ __forceinline__ float finish_row(float squares, uint4* y, const Steps& steps) const {
+  __device__ __forceinline__ void finish_row(float squares, uint4* y, const Steps& steps) const {
+    squares = warp_sum(squares);
+    if (lane_of_thread() == 0) sums_of_squares[warp_of_thread()][0] = squares;
     if constexpr (!V::SCALES_SUMS) {
-      share_squares(squares);
       __syncthreads();
       const float scale = inverse_rms(0);
       for (int v = lane_of_thread(); v < steps.vectors; v += WARP_SIZE)
         y[v] = scaled_elements<T>(y[v], gains[v], scale);
     }
-    return squares;
   }
 };
 

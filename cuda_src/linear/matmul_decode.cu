@@ -57,13 +57,11 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
   producer.fill_weights();
   let_next_kernel_start();
   wait_for_earlier_kernels();
-  // Of this lane's vectors of the one row, where this warp's partial sums will be.
-  float& squares = partial[warp_of_thread() * UNITS * V::GROUPS * WARP_SIZE + lane_of_thread()].x;
   if constexpr (V::RESIDENT) {
     if (V::ADDS && update != nullptr) {
-      squares = prologue.begin_sum(x, row_sum, y, steps);
+      prologue.load_sum(x, row_sum, y, steps);
     } else {
-      squares = prologue.begin_row(x, y, steps);
+      prologue.load_row(x, y, steps);
     }
   } else {
     producer.fill_x();
@@ -89,9 +87,6 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS>)
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
     if constexpr (!V::RESIDENT && V::SCALES_SUMS) {
       if (norm != nullptr && tile == 0) consumer.share_squares(sums_of_squares);
-    }
-    if constexpr (V::RESIDENT && V::SCALES_SUMS) {
-      if (norm != nullptr && tile == 0) prologue.share_squares(squares);
     }
     consumer.share_sums(partial, num_rows);
     __syncthreads();

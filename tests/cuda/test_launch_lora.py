@@ -114,6 +114,7 @@ def test_products_of_64_rows_add_their_adapters(
     fuses_gates: bool, maps_without_a_driver: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One launch for a product's adapters, none behind it; with the plan of the product without them."""
+    monkeypatch.setattr(choices, "FUSES_PRODUCTS", True)
     monkeypatch.setattr(choices, "FUSES_GATES", fuses_gates)
     plain, adapted = (make_runner(rank, 64, enforce_eager=True) for rank in (0, 16))
     batch = batch_of([1] * 64, [40] * 64)

@@ -20,6 +20,7 @@ from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.collectives import packets_fit
+from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.linear_interface import Activate, Activation, RMSNorm
 from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.support.op_cases import random_array
@@ -258,7 +259,9 @@ def test_left_sums_are_numbered_on_the_device(ranks: Ranks, monkeypatch: pytest.
     assert all((array == 2 * 3 * count).all() for array in ranks(call))
 
 
-def test_sums_are_left_where_all_ranks_can(ranks: Ranks) -> None:
+def test_sums_are_left_where_all_ranks_can(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_products, "LEAVES_SUMS", True)
+
     def call(collectives: Collectives, device: Device) -> list[bool]:
         def left(dtype: np.dtype[Any], width: int, inner: int) -> bool:
             last, after = (empty(shape, dtype, device) for shape in ((width, inner), (64, width)))

@@ -35,7 +35,8 @@ PARTS = {"plain": (320,), "parts": (128, 64, 88), "accumulate": (264,), "gate": 
 
 
 @pytest.fixture
-def sm90_ops(cuda_ops: CudaOps) -> CudaOps:
+def sm90_ops(cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
+    monkeypatch.setattr(choices, "FUSES_PRODUCTS", True)
     if not SM90_ADAPTED_MATMUL.supports(cuda_ops.device.arch):
         pytest.skip(f"{cuda_ops.device.arch} is not sm_90a")
     return cuda_ops

@@ -3,5 +3,6 @@
 FETCHES_B = True  # whether the product with A of few rows fetches B into L2
 FUSES_NORMS = True  # whether a norm of few rows is beside the product with A
 BEGINS_NEXT = True  # whether the activation of few rows is multiplied with the next product's A where it is made
-FUSES_PRODUCTS = True  # whether products of few rows by wgmma add the products with B
+# Whether products of few rows by wgmma add the products with B; not as long as no GPU has shown that this is faster.
+FUSES_PRODUCTS = False
 FUSES_GATES = True  # whether also those with an activation, whose next product with A is then one by itself
