@@ -58,10 +58,9 @@ class StopMatcher:
         """Where the earliest unfinished stop string begins; the text's length if there is none."""
         earliest = len(text)
         for stop in self._stops:
-            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
-            while 0 <= start < earliest:
-                if stop.startswith(text[start:]):
-                    earliest = start
-                    break
+            start = text.find(stop[0], max(0, len(text) - len(stop)))
+            while start >= 0 and not stop.startswith(text[start:]):
                 start = text.find(stop[0], start + 1)
+            if start >= 0:
+                earliest = min(earliest, start)
         return earliest
