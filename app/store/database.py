@@ -78,7 +78,6 @@ class Database:
         """Once no thread uses it any more."""
         for connection in self._open:
             connection.close()
-        self._open.clear()
 
     def _connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)

@@ -330,6 +330,8 @@ def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.Monk
     watermark.start()
     assert asked.acquire(timeout=30), "the start looks itself"
     assert asked.acquire(timeout=30)
+    (thread,) = [each for each in threading.enumerate() if each.name == "memory watermark" and each not in before]
+    assert thread.daemon, "a process that ends without a close does not wait for it"
     with pytest.raises(LowMemoryError):
         watermark.check()
     after_a_look_that_finds(10)
@@ -341,7 +343,7 @@ def test_a_thread_looks_at_memory_while_the_server_runs(monkeypatch: pytest.Monk
     watermark.check()
     answers.put(None)
     watermark.close()
-    assert not [each for each in threading.enumerate() if each.name == "memory watermark" and each not in before]
+    assert not thread.is_alive()
 
 
 def test_memory_is_known_from_the_start_on(monkeypatch: pytest.MonkeyPatch) -> None:

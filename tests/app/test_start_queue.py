@@ -137,7 +137,7 @@ def test_a_pass_of_one_takes_no_room_from_those_that_come_later() -> None:
         starts = Starts()
         await starts.run(*(starts.request(HEAVY) for _ in range(MAX_STARTS_ALONE + 1)))
         await asyncio.sleep(0)
-        later = [starts.request(LIGHT) for _ in range(MAX_STARTS)]
+        later = [starts.request(LIGHT) for _ in range(MAX_STARTS_ALONE)]
         await asyncio.sleep(0)
         assert all(task.done() for task in later)
 
