@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,6 +167,18 @@ def test_a_query_sees_one_state_and_a_change_is_whole(tmp_path: Path, database: 
         connection.execute("SELECT 1")
 
 
+def test_each_thread_has_a_connection_and_any_may_close_all(database: Database) -> None:
+    connections = [database._connection(), database._connection()]
+    thread = threading.Thread(target=lambda: connections.append(database._connection()))
+    thread.start()
+    thread.join()
+    assert connections[0] is connections[1] is not connections[2]
+    database.close()
+    for connection in connections:
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.execute("SELECT 1")
+
+
 def test_unused_pages_go_back_so_many_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     def num_unused() -> int:
         found: tuple[int] = database.query(lambda db: db.execute("PRAGMA freelist_count").fetchone())
@@ -192,6 +206,18 @@ def test_tables_that_cannot_be_made_leave_no_transaction_open(tmp_path: Path) ->
     with pytest.raises(StoreUnavailableError, match="newer version"):
         migrate(connection, [Schema("pets", ())])
     assert not connection.in_transaction
+    connection.close()
+
+
+def test_tables_that_are_up_to_date_are_not_written(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+    first, second = ("CREATE TABLE pets (name TEXT)",), ("ALTER TABLE pets ADD COLUMN age INTEGER",)
+    migrate(connection, [Schema("pets", (first,))])
+    migrate(connection, [Schema("pets", (first, second))])
+    num_changes = connection.total_changes
+    migrate(connection, [Schema("pets", (first, second))])
+    assert connection.total_changes == num_changes, "each of many processes starts so"
+    assert connection.execute("SELECT * FROM schemas").fetchall() == [("pets", 2)]
     connection.close()
 
 
@@ -248,6 +274,21 @@ def test_locks_are_numbered_and_are_let_go_of(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         locks.try_lock(1)
     locks.unlock(5)  # it is gone already
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EAGAIN])
+def test_a_lock_that_another_process_has_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    locks = ProcessLocks(tmp_path / "locks")
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "lockf", refuse)  # POSIX lets a system choose between the two
+        assert locks.try_lock(0) is False
+    assert locks.try_lock(0) is True
+    locks.close()
 
 
 def held_by_this_process(path: Path) -> set[int]:

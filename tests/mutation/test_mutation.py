@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.mutation.mutants import mutants_of
+from tests.mutation.trial import seconds_without_processor
 from tests.support.paths import ROOT
 
 SOURCE = '''
@@ -66,3 +69,18 @@ def test_survivors_are_listed_and_the_killed_are_not(tmp_path: Path) -> None:
     assert "LtE becomes Lt in wanted <= 0" in done.stdout
     assert "returns None" not in done.stdout
     assert "2 of 4 killed" in done.stdout
+
+
+def test_time_in_which_others_have_the_processor_does_not_count() -> None:
+    """Else a busy machine would kill mutants that the tests let live."""
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    begin = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:  # on the same processor
+        try:
+            while (waited := seconds_without_processor(other.pid)) < 0.01:
+                assert time.monotonic() < begin + 30
+            assert waited <= time.monotonic() - begin
+        finally:
+            os.sched_setaffinity(0, processors)
+            other.kill()
