@@ -53,6 +53,8 @@ def main() -> int:
         if outcome == "passed":
             survivors.append(mutant)
             print(f"  survived: {mutant}", flush=True)
+        elif outcome == "late":
+            print(f"  killed, as its tests took too long: {mutant}", flush=True)
     killed = len(chosen) - len(survivors)
     print(f"{given.module}: {killed} of {len(chosen)} killed ({killed / max(len(chosen), 1):.0%})")
     return 1 if survivors else 0
