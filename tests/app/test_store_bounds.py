@@ -69,6 +69,16 @@ def test_bounds_of_a_table_are_met_exactly(database: Database) -> None:
     assert database.query(lambda db: table.usage(db, "t")) == (3, 15)
 
 
+def test_a_store_with_more_than_it_may_have_is_full(database: Database) -> None:
+    table = ObjectTable("paper", StoreLimits(100, None), max_count=3, max_bytes=60, evicts=False)
+    for tenant, size in (("t", 60), ("u", 40)):
+        database.transact(lambda db, tenant=tenant, size=size: table.insert(db, tenant, "a", bytes(size)))  # type: ignore[misc]
+    database.query(table.check_store)
+    database.transact(lambda db: table.replace_body(db, "u", "a", bytes(41)))
+    with pytest.raises(StoreFullError):
+        database.query(table.check_store)
+
+
 def test_no_more_is_evicted_than_must_go(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr("tessera.app.store.objects.time", SimpleNamespace(time=lambda: clock[0]))
