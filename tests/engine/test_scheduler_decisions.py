@@ -12,6 +12,7 @@ from tessera.engine.core import scheduler as scheduler_module
 from tessera.engine.core.account import Accounts
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.sequence import Sequence
+from tessera.engine.core.takeover import MAX_LAG
 from tests.engine.test_scheduler import Steps, tokens_of
 
 HEAVY, LIGHT = AccountRef(1), AccountRef(2)
@@ -28,6 +29,7 @@ class Asked(PrefillBudget):
         self._limit = limit
         self.beside_decodes: list[tuple[float, ...]] = []
         self.for_many: list[tuple[float, ...]] = []
+        self.beside_lagging: list[tuple[int, int]] = []
         self.steps: list[tuple[int, float]] = []
 
     def tokens_beside_decodes(
@@ -41,6 +43,10 @@ class Asked(PrefillBudget):
     ) -> int:
         self.for_many.append((most, num_decodes, num_prompts, prompt_len))
         return min(most, self._limit)
+
+    def tokens_beside_lagging(self, most: int, num_decodes: int = 0) -> int:
+        self.beside_lagging.append((most, num_decodes))
+        return min(most, 4)
 
     def record_step(self, num_prompt_tokens: int, seconds: float) -> None:
         self.steps.append((num_prompt_tokens, seconds))
@@ -105,6 +111,33 @@ def test_the_prompts_of_a_step_share_its_budget() -> None:
     assert steps.step() == {"heavy": 10}
 
 
+def test_prompts_leave_time_to_decodes_of_an_account_that_was_served_less() -> None:
+    steps = Steps(budget=16)
+    lights = [steps.add(name, 2, account=LIGHT) for name in ("light0", "light1")]
+    steps.step()
+    budget = asked(steps)
+    heavy = steps.add("heavy", 30, account=HEAVY)
+
+    def step_with_lead(lead: float) -> dict[str, int]:
+        lights[0].account.service, heavy.account.service = 1000.0, 1000.0 + lead
+        return steps.step()
+
+    assert step_with_lead(MAX_LAG) == {"light0": 1, "light1": 1, "heavy": 14}
+    assert step_with_lead(-MAX_LAG - 1) == {"heavy": 14, "light0": 1, "light1": 1}, "its prompt is the one that lags"
+    assert budget.beside_lagging == []
+    assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 2}, "that was all of it"
+    assert budget.beside_lagging == [(16, 2)]
+    assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 1}
+    assert budget.beside_lagging == [(16, 2)], "nobody has prompts"
+    steps.add("next", 30, account=HEAVY)
+    assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 1, "next": 4}, "as one that waits"
+    assert step_with_lead(MAX_LAG + 1)["next"] == 4, "and as one that runs"
+    assert budget.beside_lagging == [(16, 2)] * 3
+    steps.add("own", 30, account=LIGHT)
+    assert step_with_lead(MAX_LAG + 1)["own"] > 4, "its own prompts may delay them"
+    assert budget.beside_lagging == [(16, 2)] * 3
+
+
 def test_a_prompt_leaves_a_token_to_each_behind_it_and_takes_all_others() -> None:
     steps = Steps(budget=8)
     steps.add("a", 30, priority=-1)
@@ -140,8 +173,9 @@ def drafted(steps: Steps, *sequences: Sequence, length: int = 9) -> list[int]:
 
 def test_drafts_share_a_steps_room_evenly() -> None:
     """The longest are cut, since the first tokens of a draft are the likeliest."""
-    steps = Steps(max_drafts=4)
-    assert drafted(steps, *decoding(steps, 3, 3), length=3) == [2, 2]
+    for max_drafts, expected in ((1, [1, 0]), (3, [1, 1]), (4, [2, 2]), (6, [3, 3])):
+        steps = Steps(max_drafts=max_drafts)
+        assert drafted(steps, *decoding(steps, 3, 3), length=3) == expected
     none = Steps()
     assert drafted(none, *decoding(none, 3)) == [0]
 
@@ -430,6 +464,23 @@ def test_a_waiting_prompt_has_its_tokens_kept_by_those_that_go_after_it() -> Non
         heavy.account.service = 100.0
         light.account.service = 100.0 - lead + 16.0
         assert steps.step() == expected, f"{lead} ahead"
+
+
+def test_what_was_kept_for_a_prompt_that_only_loads_is_taken_by_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a step would compute nothing, and the engine would wait for the copy."""
+    steps = Steps(budget=16)
+    heavy = steps.add("heavy", 60, account=HEAVY)
+    steps.step()
+
+    def start_load(sequence: Sequence) -> bool:
+        return sequence is light and steps.blocks.allocate(sequence, sequence.num_tokens)
+
+    monkeypatch.setattr(steps.blocks, "start_load", start_load)
+    light = steps.add("light", 40, account=LIGHT)
+    heavy.account.service, light.account.service = 100.0, 0.0
+    assert steps.step() == {"heavy": 16}
+    assert steps.scheduler.loading == [light]
+    assert (heavy.num_computed_tokens, heavy.account.service) == (32, 116.0)
 
 
 def test_a_waiting_prompt_that_cannot_start_has_nothing_kept() -> None:
