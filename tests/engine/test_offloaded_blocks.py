@@ -17,13 +17,14 @@ from tests.engine.test_block_manager import BLOCK_SIZE, Report, make_sequence, n
 
 
 class Host:
-    """Host memory without bounds, in place of `KVTiers`; the next load brings at most `most` blocks."""
+    """Host memory in place of `KVTiers`, without bounds until it `is_full`; a load brings at most `most` blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_slots: int = 8192) -> None:
         self.is_up = True
-        self.pool = SlotPool(8192)
+        self.pool = SlotPool(num_slots)
         self.metrics = SimpleNamespace(num_queries=0, num_hits=0)
         self.kept: dict[bytes, PublishedBlock] = {}
+        self.is_full = False
         self.log: list[tuple[str, Any]] = []
         self.most = 10**6
         self._num_slots = 100
@@ -35,7 +36,9 @@ class Host:
         return found if found is not None and found.holds(token_bytes, parent, salt) else None
 
     def store(self, published: PublishedBlock, block: int) -> None:
-        if published.slot == NOWHERE:
+        if self.is_full:
+            self.log.append(("refuse", block))
+        elif published.slot == NOWHERE:
             published.slot = self._take()
             self.kept[published.digest] = published
             self.log.append(("store", block))
@@ -376,6 +379,33 @@ def test_much_is_stored_ahead_in_parts() -> None:
         assert len(host.noted("store")) == count * STORED_AT_ONCE
     assert host.noted("store") == list(manager.cached_blocks)[: 3 * STORED_AT_ONCE], "what is evicted next comes first"
     assert len(host.noted("submit")) == 3, "then there is no more"
+
+
+@pytest.mark.parametrize(("num_blocks", "num_slots", "expected"), [(16, 8192, 8), (16, 40, 5), (64, 8192, 20)])
+def test_what_is_stored_ahead_leaves_room_on_the_device_and_in_host_memory(
+    monkeypatch: pytest.MonkeyPatch, num_blocks: int, num_slots: int, expected: int
+) -> None:
+    """It is in both, so at most half of the device and an eighth of host memory."""
+    monkeypatch.setattr("tessera.engine.core.block_manager.MAX_STORED_AHEAD", 20)
+    host = Host(num_slots)
+    manager = BlockManager(num_blocks, BLOCK_SIZE, tiers=cast(Any, host))
+    manager.release(start(manager, tokens(num_blocks))[0])
+    host.log.clear()
+    manager.store_ahead()
+    assert host.noted("store") == list(manager.cached_blocks)[:expected]
+
+
+def test_where_host_memory_is_full_nothing_more_is_stored_ahead() -> None:
+    manager, host = make(16)
+    manager.release(start(manager, tokens(16))[0])
+    host.is_full = True
+    manager.store_ahead()
+    assert host.noted("refuse") == list(manager.cached_blocks)[:1], "the others would find no room either"
+    assert host.noted("submit") == [None]
+    host.is_full = False
+    evict(manager, 1)
+    manager.store_ahead()
+    assert len(host.noted("store")) > 1, "later there may be room"
 
 
 def test_nothing_is_stored_ahead_while_enough_is_free() -> None:
