@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -35,27 +34,30 @@ LOGGERS = {"logger", "log", "request_logger"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place."""
+    """One changed place of a module's source."""
 
     line: int
     what: str
-    tree: ast.Module
+    source: str
+    place: int
 
     def __str__(self) -> str:
         return f"line {self.line}: {self.what}"
 
+    @property
+    def tree(self) -> ast.Module:
+        tree = ast.parse(self.source)
+        _apply(list(_places(tree))[self.place])
+        return ast.fix_missing_locations(tree)
+
 
 def mutants_of(source: str) -> list[Mutant]:
     """All mutants of a module, in the order of its lines."""
-    tree = ast.parse(source)
-    found = []
-    nodes = list(_places(tree))
-    for index, node in enumerate(nodes):
-        for number, what in enumerate(_changes(node)):
-            mutated = copy.deepcopy(tree)
-            target = list(_places(mutated))[index]
-            _apply(target, number)
-            found.append(Mutant(getattr(node, "lineno", 0), what, ast.fix_missing_locations(mutated)))
+    found = [
+        Mutant(getattr(node, "lineno", 0), what, source, place)
+        for place, node in enumerate(_places(ast.parse(source)))
+        if (what := _change(node)) is not None
+    ]
     return sorted(found, key=lambda mutant: mutant.line)
 
 
@@ -92,37 +94,36 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def _changes(node: ast.AST) -> list[str]:
+def _change(node: ast.AST) -> str | None:
     """What can be changed in a node."""
-    changes: list[str] = []
+    change = None
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
-            changes = [f"{type(op).__name__} becomes {COMPARISONS[type(op)].__name__} in {ast.unparse(node)}"]
+            change = f"{type(op).__name__} becomes {COMPARISONS[type(op)].__name__} in {ast.unparse(node)}"
         case ast.BinOp(op=op) if type(op) in ARITHMETIC and not _is_union(node):
-            changes = [f"{type(op).__name__} becomes {ARITHMETIC[type(op)].__name__} in {ast.unparse(node)}"]
+            change = f"{type(op).__name__} becomes {ARITHMETIC[type(op)].__name__} in {ast.unparse(node)}"
         case ast.AugAssign(op=op) if type(op) in ARITHMETIC:
-            changes = [f"{type(op).__name__} becomes {ARITHMETIC[type(op)].__name__} in {ast.unparse(node)}"]
+            change = f"{type(op).__name__} becomes {ARITHMETIC[type(op)].__name__} in {ast.unparse(node)}"
         case ast.BoolOp():
-            changes = [f"and and or are swapped in {ast.unparse(node)}"]
+            change = f"and and or are swapped in {ast.unparse(node)}"
         case ast.UnaryOp(op=ast.Not()):
-            changes = [f"{ast.unparse(node)} loses its not"]
+            change = f"{ast.unparse(node)} loses its not"
         case ast.Constant(value=bool(flag)):
-            changes = [f"{flag} becomes {not flag}"]
+            change = f"{flag} becomes {not flag}"
         case ast.Constant(value=int(number)):
-            changes = [f"{number} becomes {number + 1}"]
+            change = f"{number} becomes {number + 1}"
         case ast.Return(value=value) if value is not None and not _is_none(value):
-            changes = [f"{ast.unparse(node)} returns None"]
+            change = f"{ast.unparse(node)} returns None"
         case ast.Expr(value=ast.Call() | ast.Await()):
-            changes = [f"{ast.unparse(node)} is left out"]
+            change = f"{ast.unparse(node)} is left out"
         case ast.If() | ast.While() | ast.IfExp():
-            changes = [f"the condition {ast.unparse(node.test)} is always false"]
+            change = f"the condition {ast.unparse(node.test)} is always false"
         case ast.Break() | ast.Continue():
-            changes = [f"{ast.unparse(node)} is left out"]
-    return [change[:150] for change in changes]
+            change = f"{ast.unparse(node)} is left out"
+    return change[:150] if change is not None else None
 
 
-def _apply(node: ast.AST, number: int) -> None:
-    assert number == 0
+def _apply(node: ast.AST) -> None:
     match node:
         case ast.Compare():
             node.ops = [COMPARISONS[type(node.ops[0])]()]
