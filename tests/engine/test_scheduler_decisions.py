@@ -81,6 +81,19 @@ def test_prompts_are_weighed_against_what_decodes(monkeypatch: pytest.MonkeyPatc
     assert budget.for_many[2:] == [(16, 2, 2, (2 + 10 + 12) / 3)], "one seat is free, and two of those that wait count"
 
 
+def test_steps_are_weighed_to_the_end_of_the_last_prompt() -> None:
+    steps = Steps(budget=16)
+    steps.add("a", 3)
+    steps.step()
+    steps.add("b", 17)
+    assert steps.step()["b"] == 15
+    budget = asked(steps)
+    for _ in range(3):
+        steps.step()
+    assert budget.for_many == [(16, 1, 1, 2.0)]
+    assert budget.beside_decodes == [], "decodes alone have nothing to weigh"
+
+
 def test_steps_without_drafts_are_measured_by_their_prompts_tokens() -> None:
     steps = Steps()
     budget = asked(steps)
@@ -136,6 +149,17 @@ def test_prompts_leave_time_to_decodes_of_an_account_that_was_served_less() -> N
     steps.add("own", 30, account=LIGHT)
     assert step_with_lead(MAX_LAG + 1)["own"] > 4, "its own prompts may delay them"
     assert budget.beside_lagging == [(16, 2)] * 3
+
+
+def test_a_decode_lags_by_more_than_so_much() -> None:
+    steps = Steps(budget=16)
+    lags, follows = steps.add("lags", 2, account=LIGHT), steps.add("follows", 2, account=AccountRef(3))
+    steps.step()
+    budget = asked(steps)
+    heavy = steps.add("heavy", 30, account=HEAVY)
+    heavy.account.service, follows.account.service, lags.account.service = 2 * MAX_LAG, MAX_LAG, MAX_LAG - 1
+    steps.step()
+    assert budget.beside_lagging == [(16, 1)]
 
 
 def test_a_prompt_leaves_a_token_to_each_behind_it_and_takes_all_others() -> None:
