@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -246,6 +247,20 @@ def test_penalties_are_counted_anew_where_a_draft_was_rejected() -> None:
         sequence.draft = []
         steps.scheduler.give_back(sequence, 2)
         assert len(steps.schedule().batch.slot_inits) == num_counted
+
+
+def test_a_sequence_waits_for_a_mask_while_its_constraint_is_not_idle() -> None:
+    steps = Steps()
+    sequence, other = steps.add("a", 3), steps.add("b", 3)
+    constraint = SimpleNamespace(is_idle=True, is_complete=False)
+    sequence.constraint = cast(Any, constraint)
+    for is_idle in (True, False, True):
+        constraint.is_idle = is_idle
+        for each in (sequence, other):
+            steps.scheduler.note_constraint(each)
+        step = steps.schedule()
+        assert [found for _, found, _ in step.constrained] == ([] if is_idle else [sequence])
+        steps.complete(step)
 
 
 # ---- rows of one token --------------------------------------------------------------------------
