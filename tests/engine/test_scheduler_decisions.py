@@ -176,6 +176,15 @@ def test_a_prompt_leaves_a_token_to_each_behind_it_and_takes_all_others() -> Non
     assert steps.step() == {"a": 1, "b": 7}, "nothing is left for a third"
 
 
+def test_a_prompt_goes_on_by_a_token_where_there_is_no_more() -> None:
+    steps = Steps(budget=2)
+    steps.add("decodes", 2)
+    steps.step()
+    steps.add("prompt", 5, priority=-1)
+    for _ in range(6):
+        assert steps.step() == {"decodes": 1, "prompt": 1}
+
+
 # ---- drafts -------------------------------------------------------------------------------------
 
 
@@ -326,6 +335,15 @@ def test_a_sequence_whose_last_token_is_on_the_way_computes_no_more() -> None:
     steps.schedule()
     assert steps.scheduler.schedule(now=1.0) is None
     assert sequence.num_computed_tokens == 4
+
+
+def test_the_last_that_runs_gives_its_own_blocks_up() -> None:
+    steps = Steps(num_blocks=3)
+    first, last = steps.add("first", 4), steps.add("last", 4)
+    assert steps.step() == {"first": 4, "last": 4}
+    step = steps.schedule()
+    assert (tokens_of(step), step.preempted) == ({"first": 1}, [last])
+    assert steps.scheduler.running == [first]
 
 
 def test_times_and_cached_tokens_are_those_of_the_first_step() -> None:
@@ -520,6 +538,24 @@ def test_what_was_kept_for_a_prompt_that_only_loads_is_taken_by_those_that_run(m
     assert steps.step() == {"heavy": 16}
     assert steps.scheduler.loading == [light]
     assert (heavy.num_computed_tokens, heavy.account.service) == (32, 116.0)
+    assert steps.step() == {"heavy": 16}
+    assert steps.scheduler.running == [heavy], "what loads does not run yet"
+
+
+def test_nothing_is_kept_for_a_prompt_without_a_spare_block_for_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(num_blocks=14, budget=16)
+    heavy = steps.add("heavy", 48, account=HEAVY)
+    steps.step()
+    loads = steps.add("loads", 8, account=HEAVY)
+    monkeypatch.setattr(
+        steps.blocks, "start_load", lambda sequence: sequence is loads and steps.blocks.allocate(sequence, 8)
+    )
+    assert steps.step() == {"heavy": 16}
+    light = steps.add("light", 12, account=LIGHT)
+    light.num_preemptions = 1
+    heavy.account.service, light.account.service = 100.0, 0.0
+    assert steps.step() == {"heavy": 16}
+    assert list(steps.scheduler.waiting) == [light]
 
 
 def test_a_waiting_prompt_that_cannot_start_has_nothing_kept() -> None:
@@ -563,6 +599,34 @@ def test_a_new_accounts_sequence_takes_a_seat_and_its_account_pays_for_it(
     assert steps.step()["heavy1"] == 1 + cost
     assert light.account.service == before + cost, "what is computed again because of it"
     assert heavy[1].displaced_by is None
+
+
+@pytest.mark.parametrize(("lacks", "options"), [("seats", {"max_num_seqs": 4}), ("blocks", {"num_blocks": 16})])
+def test_who_has_the_most_of_what_is_lacking_makes_way(lacks: str, options: dict[str, int]) -> None:
+    steps = Steps(**options)
+    short = [steps.add(f"short{number}", 4, account=AccountRef(3)) for number in range(3)]
+    long = steps.add("long", 40, account=HEAVY)
+    steps.step()
+    light = steps.add("light", 12, account=LIGHT)
+    step = steps.schedule()
+    assert step.preempted == [short[2] if lacks == "seats" else long]
+    assert list(step.admitted) == [light]
+
+
+@pytest.mark.parametrize("reason", ["its last step runs", "it waits for a prefix"])
+def test_none_makes_way_for_a_sequence_that_cannot_start_yet(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    steps = Steps(max_num_seqs=2)
+    for number in range(2):
+        steps.add(f"heavy{number}", 3, account=HEAVY)
+    steps.step()
+    light = steps.add("light", 3, account=LIGHT)
+    if reason == "its last step runs":
+        light.num_pending_tokens = 1
+    else:
+        monkeypatch.setattr(steps.scheduler._prefixes, "is_waiting", lambda sequence: sequence is light)
+    step = steps.schedule()
+    assert not step.preempted
+    assert list(tokens_of(step)) == ["heavy0", "heavy1"]
 
 
 def test_none_makes_way_for_a_sequence_whose_adapter_has_no_slot() -> None:
