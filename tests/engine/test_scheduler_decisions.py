@@ -543,16 +543,17 @@ def test_what_was_kept_for_a_prompt_that_only_loads_is_taken_by_those_that_run(m
 
 
 def test_nothing_is_kept_for_a_prompt_without_a_spare_block_for_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = Steps(num_blocks=15, budget=16)
+    steps = Steps(num_blocks=17, budget=16)
     monkeypatch.setattr(
         steps.blocks, "start_load", lambda sequence: sequence is loads and steps.blocks.allocate(sequence, 8)
     )
-    loads, heavy = steps.add("loads", 8, account=HEAVY), steps.add("heavy", 48, account=HEAVY)
-    assert [steps.step() for _ in range(2)] == [{"heavy": 16}] * 2
+    loads, _ = steps.add("loads", 8, account=HEAVY), steps.add("short", 2, account=HEAVY)
+    heavy = steps.add("heavy", 48, account=HEAVY)
+    assert [steps.step() for _ in range(2)] == [{"short": 2, "heavy": 14}, {"short": 1, "heavy": 15}]
     light = steps.add("light", 16, account=LIGHT)
     light.num_preemptions = 1
     heavy.account.service, light.account.service = 100.0, 0.0
-    assert steps.step() == {"heavy": 16}
+    assert steps.step() == {"short": 1, "heavy": 15}
     assert list(steps.scheduler.waiting) == [light]
 
 
