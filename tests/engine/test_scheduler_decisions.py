@@ -289,6 +289,11 @@ def test_tokens_behind_a_prompt_are_a_row_each_of_which_a_step_has_so_many() -> 
     add("c", 10, 0)
     assert steps.step() == {"a": 13, "b": 11, "c": 10}, "four beside the first of each"
     assert steps.step() == {"a": 1, "b": 2, "c": 1}
+    chunked = Steps(max_num_seqs=4, budget=8, batch_invariant=True)
+    late = chunked.add("e", 10)
+    late.prefill_end = 9
+    late.token_ids.extend([1] * 8)
+    assert [chunked.step()["e"] for _ in range(3)] == [8, 6, 4], "one before it, and the first and four behind"
     free = Steps(max_num_seqs=4)
     free.add("d", 10).token_ids.extend([1] * 9)
     assert free.step() == {"d": 19}
@@ -544,10 +549,13 @@ def test_what_was_kept_for_a_prompt_that_only_loads_is_taken_by_those_that_run(m
 
 def test_nothing_is_kept_for_a_prompt_without_a_spare_block_for_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps(num_blocks=17, budget=16)
-    monkeypatch.setattr(
-        steps.blocks, "start_load", lambda sequence: sequence is loads and steps.blocks.allocate(sequence, 8)
-    )
-    loads, _ = steps.add("loads", 8, account=HEAVY), steps.add("short", 2, account=HEAVY)
+
+    def start_load(sequence: Sequence) -> bool:
+        return sequence.request_id == "loads" and steps.blocks.allocate(sequence, sequence.num_tokens)
+
+    monkeypatch.setattr(steps.blocks, "start_load", start_load)
+    for name, num_tokens in (("loads", 8), ("short", 2)):
+        steps.add(name, num_tokens, account=HEAVY)
     heavy = steps.add("heavy", 48, account=HEAVY)
     assert [steps.step() for _ in range(2)] == [{"short": 2, "heavy": 14}, {"short": 1, "heavy": 15}]
     light = steps.add("light", 16, account=LIGHT)
@@ -601,7 +609,7 @@ def test_a_new_accounts_sequence_takes_a_seat_and_its_account_pays_for_it(
 
 
 @pytest.mark.parametrize(("lacks", "options"), [("seats", {"max_num_seqs": 4}), ("blocks", {"num_blocks": 16})])
-def test_who_has_the_most_of_what_is_lacking_makes_way(lacks: str, options: dict[str, int]) -> None:
+def test_who_has_the_most_of_what_is_lacking_makes_way(lacks: str, options: dict[str, Any]) -> None:
     steps = Steps(**options)
     short = [steps.add(f"short{number}", 4, account=AccountRef(3)) for number in range(3)]
     long = steps.add("long", 40, account=HEAVY)
