@@ -227,6 +227,17 @@ def test_a_draft_takes_blocks_only_where_each_running_sequence_has_one_to_spare(
     assert drafted(steps, *decoding(steps, 4, 4)) == [7, 0]
 
 
+def test_a_draft_leaves_a_block_to_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(num_blocks=5, max_drafts=20)
+
+    def start_load(sequence: Sequence) -> bool:
+        return sequence.request_id == "loads" and steps.blocks.allocate(sequence, sequence.num_tokens)
+
+    monkeypatch.setattr(steps.blocks, "start_load", start_load)
+    steps.add("loads", 4)
+    assert drafted(steps, *decoding(steps, 4)) == [3], "one block of three"
+
+
 def test_tokens_of_a_draft_that_were_rejected_are_not_computed() -> None:
     steps = Steps(max_drafts=20, prefix_caching=True)
     (sequence,) = decoding(steps, 3)
@@ -292,8 +303,14 @@ def test_tokens_behind_a_prompt_are_a_row_each_of_which_a_step_has_so_many() -> 
     chunked = Steps(max_num_seqs=4, budget=8, batch_invariant=True)
     late = chunked.add("e", 10)
     late.prefill_end = 9
-    late.token_ids.extend([1] * 8)
-    assert [chunked.step()["e"] for _ in range(3)] == [8, 6, 4], "one before it, and the first and four behind"
+    late.token_ids.extend([1] * 12)
+    assert [chunked.step()["e"] for _ in range(4)] == [8, 6, 5, 3], "one before it; the first, and four behind"
+    few = Steps(max_num_seqs=2, batch_invariant=True)
+    for name, num_outputs in (("f", 0), ("g", 3)):
+        sequence = few.add(name, 10)
+        sequence.prefill_end = 9
+        sequence.token_ids.extend([1] * num_outputs)
+    assert few.step() == {"f": 10, "g": 12}, "a prompt alone takes none of them"
     free = Steps(max_num_seqs=4)
     free.add("d", 10).token_ids.extend([1] * 9)
     assert free.step() == {"d": 19}
@@ -403,6 +420,24 @@ def test_a_sequence_that_is_loaded_has_a_seat_and_is_the_first_to_lose_its_block
     assert steps.scheduler.schedule(now=1.0) is None
     assert steps.scheduler.loading == [loads]
     assert steps.scheduler.has_unfinished
+
+
+def test_what_loads_has_one_of_the_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps(max_num_seqs=2)
+    monkeypatch.setattr(steps.blocks, "start_load", lambda sequence: sequence.request_id == "loads")
+    for name in ("loads", "runs", "waits"):
+        steps.add(name, 4)
+    assert list(steps.step()) == ["runs"]
+    assert list(steps.step()) == ["runs"]
+
+
+def test_a_waiting_sequence_that_ends_leaves_nothing_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps()
+    dropped: list[Sequence] = []
+    monkeypatch.setattr(steps.blocks, "drop_tail", dropped.append)
+    sequence = steps.add("a", 4)
+    steps.scheduler.finish(sequence, "abort")
+    assert dropped == [sequence]
 
 
 def test_a_sequence_that_was_loaded_and_preempted_starts_once() -> None:
