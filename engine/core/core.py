@@ -318,6 +318,8 @@ class EngineCore:
             self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
             self.scheduler.index_prefixes()
             self.block_manager.store_ahead()
+            if self._speculator is not None:
+                self._speculator.catch_up()
             if self._tiers is not None and self.scheduler.loading:
                 self._tiers.go_on(beside_prompts=not step.is_decode)
         if len(in_flight) > 1:

@@ -133,6 +133,10 @@ class Speculator:
                     sequence.drafting.note_pause()
             sequence.draft = draft
 
+    def catch_up(self) -> None:
+        """What drafting has put off, now that the next step is submitted."""
+        self._indexing.catch_up()
+
     def _model_goes_on(self, sequence: DraftedSequence) -> bool:
         """Whether the draft model can follow the sequence when its token on the way has come."""
         is_last = len(sequence.token_ids) + 2 >= sequence.max_num_tokens
