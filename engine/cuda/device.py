@@ -199,6 +199,24 @@ class CudaDevice(Device):
         self.transfers.download_bytes += array.nbytes
         self.copy_small(_address(array), pointer, array.nbytes)
 
+    def prepared_upload(self, pointer: int, array: np.ndarray[Any, Any]) -> Callable[[], None]:
+        source, nbytes = _address(array), array.nbytes
+        piece = piece_bytes(pointer, source)
+        kernel = Kernel(COPY_BYTES, self._kernel(COPY_BYTES, (PIECE_TYPES[piece],)).function)  # parameters of its own
+        kernel.set_params(CopyBytesParams(source=source, target=pointer, size=nbytes))
+        config = copy_config(nbytes, piece)
+        sizes = (*config.grid, *config.block, config.shared_bytes)
+
+        def upload() -> None:
+            self.activate()
+            transfers = self.transfers
+            transfers.uploads += 1
+            transfers.upload_bytes += nbytes
+            self._weights_written = False
+            check(driver.cuLaunchKernel, kernel.function, *sizes, self.stream, kernel.arguments_address, 0)
+
+        return upload
+
     def copy_small(self, destination: int, source: int, nbytes: int) -> None:
         """As `copy`, likewise."""
         piece = piece_bytes(destination, source)

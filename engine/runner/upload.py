@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tessera.engine.tensor import Buffer, Device, HostMemory, Mark, Tensor
 
 ALIGNMENT = 64
+MAX_PREPARED = 1024
 STAGES = 4  # copies in flight while the host fills the next
 
 
@@ -25,6 +27,7 @@ class StepUpload:
         count = STAGES if device.asynchronous else 1
         self._stages: list[tuple[HostMemory, Mark]] = [(device.pinned(nbytes), device.event()) for _ in range(count)]
         self._writers: list[object] = [None] * count
+        self._copies: dict[tuple[int, int], Callable[[], None]] = {}  # prepared, by stage and bytes
         self._index = 0
         self._used = 0
 
@@ -60,10 +63,25 @@ class StepUpload:
         used = self._used if nbytes is None else nbytes
         if used:
             memory, copied = self._stages[self._index]
-            self._device.upload_small(self.buffer.pointer, memory.array[: min(used, self.nbytes)])
+            size = min(used, self.nbytes)
+            if nbytes is None:
+                self._device.upload_small(self.buffer.pointer, memory.array[:size])
+            else:
+                self._prepared(size)()
             copied.record()
             self._index = (self._index + 1) % len(self._stages)
         self._used = 0
+
+    def _prepared(self, nbytes: int) -> Callable[[], None]:
+        """The copy of the first `nbytes` of the stage, which steps of one shape have in common."""
+        key = self._index, nbytes
+        found = self._copies.get(key)
+        if found is None:
+            if len(self._copies) >= MAX_PREPARED:
+                self._copies.clear()
+            array = self._stages[self._index][0].array[:nbytes]
+            found = self._copies[key] = self._device.prepared_upload(self.buffer.pointer, array)
+        return found
 
 
 def aligned(nbytes: int) -> int:

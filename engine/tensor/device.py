@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -77,6 +79,10 @@ class Device(ABC):
     def download_small(self, array: np.ndarray[Any, Any], pointer: int) -> None:
         """As `download_async`, likewise."""
         self.download_async(array, pointer)
+
+    def prepared_upload(self, pointer: int, array: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """`upload_small` of what the array has whenever the result is called, with little left to do then."""
+        return partial(self.upload_small, pointer, array)
 
     @abstractmethod
     def event(self) -> Mark:
