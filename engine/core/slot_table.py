@@ -11,7 +11,7 @@ import numpy as np
 
 from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.sampling_params import RowFlag
-from tessera.engine.contract.sampling_row import SAMPLING_ROW, SamplingRows, row_values
+from tessera.engine.contract.sampling_row import ROW_BYTES, SAMPLING_ROW, SamplingRows, row_values
 from tessera.engine.core.prompt_logprobs import gather_prompt_rows
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import (
@@ -82,21 +82,25 @@ class VerifiedRows(NamedTuple):
     Attributes:
         key, slots: [R] of the sequences.
         layout: of the drafts.
-        rows: [S] sampling parameters of the sampled rows, but for their positions.
+        row_bytes: [S] sampling parameters of the sampled rows, but for their positions.
+        sampled_slots: [S] of the sampled rows.
         flags: RowFlags of all of them together.
     """
 
     key: tuple[int, ...]
     layout: DraftLayout
     slots: Int32Array
-    rows: SamplingRows
+    row_bytes: np.ndarray[Any, np.dtype[np.void]]
+    sampled_slots: Int32Array
     flags: int
 
     def sampling_at(self, positions: Int32Array) -> SamplingBatch:
         """With the positions [S] of the tokens to be chosen."""
-        rows = self.rows.copy()
+        rows: SamplingRows = self.row_bytes.copy().view(SAMPLING_ROW)  # as rows it takes a hundred times as long
         rows["position"] = positions
-        return SamplingBatch.of(rows) if self.flags & RowFlag.SUPPRESSED else SamplingBatch(rows, self.flags)
+        if self.flags & RowFlag.SUPPRESSED:
+            return SamplingBatch.of(rows)
+        return SamplingBatch(rows, self.flags, self.sampled_slots)
 
 
 class SlotTable:
@@ -380,11 +384,13 @@ class SlotTable:
         for sequence, num_draft_tokens in zip(sequences, num_drafts, strict=True):
             first = sequence.num_computed_tokens
             stop = first + num_draft_tokens + 1
-            table = sequence.block_table
             input_ids.append(_newest_id(sequence))
             input_ids += self._draft_ids(sequence)
             positions += range(first, stop)
-            slot_mapping += [table[place // size] * size + place % size for place in range(first, stop)]
+            table = sequence.block_table
+            for block in range(first // size, (stop - 1) // size + 1):
+                shift = (table[block] - block) * size
+                slot_mapping += range(max(first, block * size) + shift, min(stop, (block + 1) * size) + shift)
             context_lens.append(stop)
             if stop // size > first // size:
                 filled.append((sequence, stop))
@@ -423,9 +429,11 @@ class SlotTable:
         found = self._verified_rows
         if found is None or found.key != slots or found.layout is not layout:
             array = np.array(slots, np.int32)
-            rows = self._rows.take(array.take(layout.rounds.order))
+            sampled = array.take(layout.rounds.order)
+            rows = self._rows.take(sampled)
             flags = int(np.bitwise_or.reduce(rows["flags"]))
-            found = self._verified_rows = VerifiedRows(slots, layout, array, rows, flags)
+            array.flags.writeable = sampled.flags.writeable = False  # they are shared
+            found = self._verified_rows = VerifiedRows(slots, layout, array, rows.view(ROW_BYTES), sampled, flags)
         return found
 
     def _gather_adapters(self, slots: Int32Array, counts: Int32Array | None) -> Int32Array | None:

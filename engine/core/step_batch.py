@@ -48,10 +48,12 @@ class SamplingBatch:
     Attributes:
         rows: [S] of dtype SAMPLING_ROW.
         flags: RowFlags of all rows together; SUPPRESSED only where a row is still short of its min_tokens.
+        known_slots: [S] those of the rows, where they are an array that does not change; else None.
     """
 
     rows: SamplingRows
     flags: int
+    known_slots: Int32Array | None = None
 
     @classmethod
     def of(cls, rows: SamplingRows) -> SamplingBatch:
@@ -70,7 +72,7 @@ class SamplingBatch:
     @property
     def slots(self) -> Int32Array:
         """[S]"""
-        return self.rows["slot"]
+        return self.rows["slot"] if self.known_slots is None else self.known_slots
 
     @property
     def positions(self) -> Int32Array:
