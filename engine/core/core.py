@@ -34,7 +34,7 @@ from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
 from tessera.engine.core.request_verifier import RequestVerifier
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.sequence import ClientId, Sequence, SequenceStatus
-from tessera.engine.core.slot_table import ScheduledStep
+from tessera.engine.core.slot_table import BeginDraft, ScheduledStep
 from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult, TokenMask
 from tessera.engine.grammar.compiler import GrammarCompiler, PendingGrammar
 from tessera.engine.grammar.constraint import (
@@ -91,7 +91,8 @@ class EngineCore:
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
     tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
-    `draft_limits` are those of the runner's draft model, where the settings ask for one. `experts_per_chosen`: see
+    `draft_limits` are those of the runner's draft model, where the settings ask for one, and `begin_draft` submits the
+    first of its steps before `runner` is given the step that they are for. `experts_per_chosen`: see
     `PrefillBudget`.
     Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
@@ -114,6 +115,7 @@ class EngineCore:
         adapters: AdapterCatalog | None = None,
         prefix_report: PrefixReport | None = None,
         draft_limits: DraftLimits | None = None,
+        begin_draft: BeginDraft | None = None,
         experts_per_chosen: float = 1.0,
     ) -> None:
         self.num_steps = 0
@@ -149,6 +151,7 @@ class EngineCore:
             adapters=self._adapter_seats,
             max_drafts=config.max_step_drafts,
             draft_limits=draft_limits,
+            begin_draft=begin_draft,
             experts_per_chosen=experts_per_chosen,
         )
         speculation = config.speculation_settings

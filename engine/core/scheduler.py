@@ -28,7 +28,7 @@ from tessera.engine.core.fair_queue import FairQueue
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.prefixes_in_progress import PrefixesInProgress
 from tessera.engine.core.sequence import Sequence, SequenceStatus
-from tessera.engine.core.slot_table import ScheduledStep, SlotTable
+from tessera.engine.core.slot_table import BeginDraft, ScheduledStep, SlotTable
 from tessera.engine.core.takeover import MAX_LAG, find_victim
 from tessera.engine.speculation.draft_keys import DraftLimits
 
@@ -63,12 +63,14 @@ class Scheduler:
         adapters: AdapterSeats | None = None,
         max_drafts: int = 0,
         draft_limits: DraftLimits | None = None,
+        begin_draft: BeginDraft | None = None,
         experts_per_chosen: float = 1.0,
     ) -> None:
         """`full_sizes`, `experts_per_chosen`: see `PrefillBudget`.
 
         `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a
-        `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model.
+        `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model, whose first step
+        before the next one `begin_draft` submits before all of it is gathered.
         """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()
@@ -88,6 +90,7 @@ class Scheduler:
             batch_invariant=batch_invariant,
             draft_keys=block_manager.draft_keys,
             draft_limits=draft_limits,
+            begin_draft=begin_draft,
         )
         self._recomputed_rows = 0  # that the step has room for
         self._prefixes = PrefixesInProgress(block_manager)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from tessera.engine.speculation.draft_keys import DraftKeys, DraftLimits
 from tessera.engine.speculation.draft_layout import DraftLayout, Rounds, find_layout
 from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
+
+
+BeginDraft: TypeAlias = Callable[[StepBatch], None]
+FEW_TOKENS = 64  # of a draft model's first step
 
 
 @dataclass
@@ -122,8 +126,10 @@ class SlotTable:
         batch_invariant: bool = False,
         draft_keys: DraftKeys | None = None,
         draft_limits: DraftLimits | None = None,
+        begin_draft: BeginDraft | None = None,
     ) -> None:
-        """`draft_limits`: of a draft model, whose `draft_keys` are known."""
+        """`draft_limits`: of a draft model, whose `draft_keys` are known; `begin_draft` submits the first of its steps,
+        while what follows is gathered."""
         self._batch_invariant = batch_invariant
         self._num_slots = num_slots
         self._block_size = block_size
@@ -140,6 +146,7 @@ class SlotTable:
         if draft_keys is not None and draft_limits is not None:
             arrays = SlotArrays(self._block_tables, self._rows, self._numbers)
             self._drafter_steps = DrafterSteps(draft_keys, draft_limits, arrays, block_size)
+        self._begin_draft = begin_draft
         self._verified_rows: VerifiedRows | None = None  # of the last step that verified drafts alone
         self._stale: list[Sequence] = []  # whose sampling state counts draft tokens that were rejected
 
@@ -186,14 +193,21 @@ class SlotTable:
 
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
         """The next step: these sequences with that many tokens each; `admitted` are the new ones among them."""
+        updates = self._take_updates(sequences)
+        first, readers = None, NO_READERS
+        if self._drafter_steps is not None:  # the device waits for this
+            first, readers = self._drafter_steps.gather_first(sequences, updates)
+            if first is not None and self._begin_draft is not None:
+                self._begin_draft(first)
         drafts = [len(sequence.draft) for sequence in sequences]
         if not admitted and any(drafts) and all(map(_goes_on, sequences)):
             step = self._gather_verified(sequences, num_scheduled, drafts)
         else:
             step = self._gather_others(sequences, num_scheduled, admitted)
-        if self._drafter_steps is not None:
-            batch = step.batch
-            batch.drafting, step.reads_texts = self._drafter_steps.gather(sequences, batch.table_updates)
+        step.batch.table_updates = updates
+        if self._drafter_steps is not None and first is not None:
+            step.batch.drafting = (first, *self._drafter_steps.gather_later(readers.drafting))
+            step.reads_texts = readers.read_texts
         return self._renew_stale(step)
 
     def _gather_others(
@@ -290,7 +304,6 @@ class SlotTable:
             context_lens=context_lens,
             logits_indices=logits_indices,
             sampling=sampling,
-            table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
             prompt_rows=prompt_rows,
             adapter_slots=self._gather_adapters(slots, counts) if self._has_adapters else None,
@@ -354,7 +367,6 @@ class SlotTable:
             context_lens=context_lens,
             logits_indices=rows[:-1],
             sampling=sampling,
-            table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
             adapter_slots=self._gather_adapters(slots, None) if self._has_adapters else None,
         )
@@ -409,7 +421,6 @@ class SlotTable:
             context_lens=pieces[4],
             logits_indices=layout.logits_indices,
             sampling=sampling,
-            table_updates=self._take_updates(sequences),
             is_constrained=bool(constrained_rows),
             adapter_slots=self._gather_adapters(slots, layout.counts) if self._has_adapters else None,
             rounds=rounds.sizes,
@@ -463,6 +474,21 @@ class SlotArrays(NamedTuple):
     numbers: Int32Array
 
 
+class DraftReaders(NamedTuple):
+    """The sequences of a draft model's first step.
+
+    Attributes:
+        drafting: those that it samples.
+        read_texts: any of them reads more than newest tokens.
+    """
+
+    drafting: list[Sequence]
+    read_texts: bool
+
+
+NO_READERS = DraftReaders([], False)
+
+
 class DrafterSteps:
     """Gathers the batches of a draft model's steps, and notes what the draft model will have read."""
 
@@ -472,41 +498,83 @@ class DrafterSteps:
         self._slots = slots
         self._block_size = block_size
 
-    def gather(self, sequences: list[Sequence], updates: TableUpdates | None) -> tuple[tuple[StepBatch, ...], bool]:
-        """The steps before one of `sequences`, of which the first reads what it has not read of their texts, and
-        whether that is more than newest tokens. `updates`: of the block tables, since the last step."""
+    def gather_first(
+        self, sequences: list[Sequence], updates: TableUpdates | None
+    ) -> tuple[StepBatch | None, DraftReaders]:
+        """The first step before one of `sequences`, which reads what the draft model has not read of their texts; None
+        where that is nothing. `updates`: of the block tables, since the last step."""
         readers = [sequence for sequence in sequences if sequence.num_drafter_chunk]
         if not readers:
-            return (), False
+            return None, NO_READERS
         limits = self._limits
         samples = [is_on_device(sequence.draft) for sequence in readers]
         drafting = [sequence for sequence, is_sampled in zip(readers, samples, strict=True) if is_sampled]
         counts = [sequence.num_drafter_chunk for sequence in readers]
-        starts = [sequence.num_drafter_tokens for sequence in readers]
-        input_ids = array("i")
-        for sequence in readers:
-            first = sequence.num_drafter_tokens
-            stop = first + sequence.num_drafter_chunk
-            input_ids += sequence.token_ids[first:stop]
-            self._keys.note_computed(sequence.block_table, first, stop)
-            sequence.num_drafter_tokens, sequence.num_drafter_chunk = stop, 0
+        gather = self._first_of_few if sum(counts) <= FEW_TOKENS else self._first_of_many
+        first = gather(readers, counts, samples)
+        first.table_updates = updates
+        if limits.rereads:
+            places = self._places(first.sampling.slots, first.sampling.positions - np.int32(limits.shift))
+            num_drafts = [len(sequence.draft) for sequence in drafting]
+            if min(num_drafts, default=2) < 2:
+                places[np.array(num_drafts) < 2] = -1
+            first.next_places = places
+        for sequence, count in zip(readers, counts, strict=True):
+            begin = sequence.num_drafter_tokens
+            sequence.num_drafter_tokens, sequence.num_drafter_chunk = begin + count, 0
+            self._keys.note_computed(sequence.block_table, begin, begin + count)
         if not limits.rereads:
             for sequence in drafting:
                 sequence.num_drafter_tokens += len(sequence.draft) - 1
-        first_step = self._first_step(readers, starts, counts, np.frombuffer(input_ids, np.int32), samples)
-        first_step.table_updates = updates
-        return (first_step, *self._later_steps(drafting)), max(counts) > limits.caught_up
+        return first, DraftReaders(drafting, max(counts) > limits.caught_up)
 
-    def _first_step(
-        self,
-        sequences: list[Sequence],
-        starts: list[int],
-        counts: list[int],
-        input_ids: Int32Array,
-        samples: list[bool],
-    ) -> StepBatch:
-        """`counts` tokens of each sequence from `starts` on; those that `samples` says are sampled, as their step will
-        do it but for adjustments."""
+    def _first_of_few(self, sequences: list[Sequence], counts: list[int], samples: list[bool]) -> StepBatch:
+        """As `_first_of_many`, of lists: each operation on an array takes as long as a dozen tokens."""
+        shift, size = self._limits.shift, self._block_size
+        input_ids: list[int] = []
+        positions: list[int] = []
+        places: list[int] = []
+        slots: list[int] = []
+        context_lens: list[int] = []
+        ends = [0]
+        for sequence, count in zip(sequences, counts, strict=True):
+            first = sequence.num_drafter_tokens
+            input_ids += sequence.token_ids[first : first + count]
+            first -= shift
+            positions += range(first, first + count)
+            table = sequence.block_table
+            places += [table[place // size] * size + place % size for place in range(first, first + count)]
+            slots.append(sequence.slot)
+            context_lens.append(first + count)
+            ends.append(len(positions))
+        chosen = [number for number, is_sampled in enumerate(samples) if is_sampled]
+        num_tokens, num_seqs = len(input_ids), len(sequences)
+        rows = [*slots, *context_lens, *ends, *[ends[1 + number] - 1 for number in chosen]]
+        seen = [context_lens[number] + shift for number in chosen]
+        arrays = np.array([*input_ids, *positions, *places, *rows, *seen], np.int32)
+        of_rows = arrays[3 * num_tokens :]
+        own_slots, lasts = of_rows[:num_seqs], of_rows[3 * num_seqs + 1 : 3 * num_seqs + 1 + len(chosen)]
+        sampled_slots = own_slots if len(chosen) == num_seqs else own_slots.take(chosen)
+        rope_rows = self._rope_rows(sequences)
+        own_positions = arrays[num_tokens : 2 * num_tokens]
+        return StepBatch(
+            input_ids=arrays[:num_tokens],
+            positions=own_positions if rope_rows is None else own_positions + rope_rows.repeat(counts),
+            slot_mapping=arrays[2 * num_tokens : 3 * num_tokens],
+            table_rows=own_slots,
+            cu_seqlens_q=of_rows[2 * num_seqs : 3 * num_seqs + 1],
+            context_lens=of_rows[num_seqs : 2 * num_seqs],
+            logits_indices=lasts,
+            sampling=self._sampling(sampled_slots, of_rows[len(of_rows) - len(chosen) :]),
+        )
+
+    def _first_of_many(self, sequences: list[Sequence], counts: list[int], samples: list[bool]) -> StepBatch:
+        """`counts` tokens of each sequence from those on that it has read; those that `samples` says are sampled, as
+        their step will do it but for adjustments."""
+        input_ids = array("i")
+        for sequence, count in zip(sequences, counts, strict=True):
+            input_ids += sequence.token_ids[sequence.num_drafter_tokens : sequence.num_drafter_tokens + count]
+        starts = [sequence.num_drafter_tokens for sequence in sequences]
         slots = np.array([sequence.slot for sequence in sequences], np.int32)
         shift = np.int32(self._limits.shift)
         firsts, sizes = np.array(starts, np.int32) - shift, np.array(counts, np.int32)
@@ -521,7 +589,7 @@ class DrafterSteps:
             lasts, sampled_slots, seen = lasts.take(chosen), slots.take(chosen), seen.take(chosen)
         rope_rows = self._rope_rows(sequences)
         return StepBatch(
-            input_ids=input_ids,
+            input_ids=np.frombuffer(input_ids, np.int32),
             positions=positions if rope_rows is None else positions + rope_rows.take(rows),
             slot_mapping=self._places(slots.take(rows), positions),
             table_rows=slots,
@@ -531,9 +599,10 @@ class DrafterSteps:
             sampling=self._sampling(sampled_slots, seen),
         )
 
-    def _later_steps(self, drafting: list[Sequence]) -> list[StepBatch]:
-        """Each reads the tokens that the one before has chosen, of those drafts that go on. The device may have done
-        the first step by the time they are made, so they are made together."""
+    def gather_later(self, drafting: list[Sequence]) -> list[StepBatch]:
+        """The steps behind the first: each reads the tokens that the one before has chosen, of those drafts that go on.
+
+        The device may have done the first step by the time they are made, so they are made together."""
         num_drafts = [len(sequence.draft) for sequence in drafting]
         most = max(num_drafts, default=0)
         if most < 2:
@@ -549,14 +618,16 @@ class DrafterSteps:
         rows = positions if rope_rows is None else positions + np.tile(rope_rows, most - 1)
         places = self._places(slots_of_steps, positions)
         sampling = self._sampling(slots_of_steps, seen)
-        arrays = [-1 - slots_of_steps, slots_of_steps, rows, places, positions + np.int32(1), sampling.rows]
+        next_places = np.append(places[count:], np.full(count, -1, np.int32))
         pieces: list[Any] = [slice(first, first + count) for first in range(0, (most - 1) * count, count)]
         if min(num_drafts) < most:
-            goes_on = np.array(num_drafts, np.int32)[None] > np.arange(1, most, dtype=np.int32)[:, None]
+            goes_on = np.array(num_drafts, np.int32)[None] > np.arange(1, most + 1, dtype=np.int32)[:, None]
+            next_places[~goes_on[1:].ravel()] = -1
             pieces = [np.flatnonzero(goes_on[step]) + step * count for step in range(most - 1)]
+        arrays = [-1 - slots_of_steps, slots_of_steps, rows, places, positions + np.int32(1), sampling.rows, next_places]
         steps: list[StepBatch] = []
         for piece in pieces:
-            ids, own_slots, own_rows, own_places, own_lens, sampled = (each[piece] for each in arrays)
+            ids, own_slots, own_rows, own_places, own_lens, sampled, following = (each[piece] for each in arrays)
             numbers = self._slots.numbers[: len(ids) + 1]
             steps.append(
                 StepBatch(
@@ -568,6 +639,7 @@ class DrafterSteps:
                     context_lens=own_lens,
                     logits_indices=numbers[:-1],
                     sampling=SamplingBatch(sampled, sampling.flags),
+                    next_places=following,
                 )
             )
         return steps

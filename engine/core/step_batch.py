@@ -154,6 +154,9 @@ class StepBatch:
     # The draft model's steps before this one: each gives every sequence that it samples one draft token, and reads the
     # newest draft token of slot s as -1 - s. The step itself reads the draft of slot s by `draft_reference`.
     drafting: tuple[StepBatch, ...] = ()
+    # [S] of such a step, where the draft model is given what it has itself: the places of the next of these steps, -1
+    # where a sequence has no token in it.
+    next_places: Int32Array | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -28,7 +28,7 @@ class MakeInputs(Protocol):
 
 
 Compute = Callable[[StepInputs, int, bool], None]  # from inputs, number of the draft token, whether filtered
-MoreOf = Callable[[StepBatch, Sequence[StepBatch]], object]  # further arrays of a step before later ones
+MoreOf = Callable[[StepBatch], object]  # further arrays of a step
 
 
 class DraftChain:
@@ -96,7 +96,7 @@ class DraftChains:
         if place == len(sizes):
             return 0
         chained = steps[:MAX_STEPS]
-        more = [more_of(step, steps[number:]) for number, step in enumerate(chained, 1)]
+        more = [more_of(step) for step in chained]
         longest = max(int(step.context_lens.max()) for step in chained)
         context = self._contexts[0] if longest <= self._contexts[0] else self._contexts[-1]
         filtered = chained[0].sampling.needs_filter

@@ -83,6 +83,7 @@ class DraftModel(ModelRunner):
         self._choices: dict[tuple[StepShape, int, bool], Any] = {}  # graphs, by shape, number and whether filtered
         self._chains = DraftChains(SHORT_CONTEXT, self.max_model_len)
         self._number = 0  # of the draft token that is computed next
+        self._begun: StepBatch | None = None  # the next batch's first step, which is submitted
         self._chosen = empty((self.config.max_num_seqs,), int32, self.device)
         self._downloads = [DraftDownload(self.device, self._drafts) for _ in range(IN_FLIGHT)]
         self._allocate(served.num_kv_blocks)
@@ -109,27 +110,33 @@ class DraftModel(ModelRunner):
             num_tokens=self._drafts.shape[0],
         )
 
+    def begin(self, step: StepBatch) -> None:
+        self._start_step(step, 0)
+        self._begun = step
+
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
-        self._start_step(steps, 0)
+        if self._begun is not steps[0]:
+            self._start_step(steps[0], 0)
+        self._begun = None
         for number in range(1 + self._chains.launch(steps[1:], self._prepared), len(steps)):
-            self._start_step(steps, number)
+            self._start_step(steps[number], number)
         self._downloads.append(self._downloads.pop(0))
         download = self._downloads[-1]
         download.start()
         return download
 
-    def _start_step(self, steps: Sequence[StepBatch], number: int) -> None:
+    def _start_step(self, step: StepBatch, number: int) -> None:
         self._number = number
-        self._prepare(steps[number], steps[number + 1 :])
-        self.start(steps[number])
+        self._prepare(step)
+        self.start(step)
 
-    def _prepared(self, step: StepBatch, later: Sequence[StepBatch]) -> object:
+    def _prepared(self, step: StepBatch) -> object:
         """Its further arrays."""
-        self._prepare(step, later)
+        self._prepare(step)
         return self._more_of(step)
 
-    def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
-        """Before a step is submitted that `later` ones follow."""
+    def _prepare(self, step: StepBatch) -> None:
+        """Before a step is submitted."""
 
     def capture(self) -> None:
         """Also of what chooses a few tokens: to launch that kernel by kernel takes longer than a small model's step."""

@@ -5,7 +5,6 @@ A feature is what `fc` makes of three hidden states of the served model. Its mos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from tessera.engine.contract.config import EngineConfig
@@ -81,10 +80,9 @@ class Eagle3(StateDrafter):
 
     # -- a step of the head ---------------------------------------------------------------------
 
-    def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
+    def _prepare(self, step: StepBatch) -> None:
         step.sampling.rows["temperature"] = 0.0  # its tokens have other numbers, so chance chooses others
         step.sampling.flags &= ~RowFlag.FILTERED  # which never excludes the most likely one
-        super()._prepare(step, later)
 
     def _forward(self, inputs: StepInputs, *, every_token: bool = False, adapted: bool = False) -> Tensor:
         ops, buffers, spec = self.ops, self._buffers, self._spec

@@ -50,7 +50,6 @@ class StateDrafter(DraftModel):
         """`model`: the head as a model of one layer, of the served one's hidden size: a multiple of two heads."""
         super().__init__(config, model, device, ops)
         self._spec = model.layers[0].attention
-        self._following = NO_PLACES  # of each sampled sequence, the place that its next step reads; -1: none
         self._num_halves = model.hidden_size // (2 * self._spec.head_dim)  # heads that hold half a feature
 
     @property
@@ -98,21 +97,13 @@ class StateDrafter(DraftModel):
 
     # -- a step of the head ---------------------------------------------------------------------
 
-    def _prepare(self, step: StepBatch, later: Sequence[StepBatch]) -> None:
-        if not later:
-            self._following = NO_PLACES
-        elif later[0].num_seqs == step.num_sampled:  # all go on, in their order
-            self._following = later[0].slot_mapping
-        else:
-            following = dict(zip(later[0].table_rows.tolist(), later[0].slot_mapping.tolist(), strict=True))
-            self._following = np.array([following.get(slot, -1) for slot in step.sampling.slots.tolist()], np.int32)
-
     def _more_inputs(self, shape: StepShape) -> Mapping[str, int]:
         return {"feature_rows": shape.num_tokens * 2 * self._num_halves, "next_places": shape.num_sampled}
 
     def _more_of(self, batch: StepBatch) -> FeaturePlaces:
-        following = self._following if len(self._following) == batch.num_sampled else NO_PLACES
-        return FeaturePlaces(self._rows_of(batch.slot_mapping), following)
+        return FeaturePlaces(
+            self._rows_of(batch.slot_mapping), NO_PLACES if batch.next_places is None else batch.next_places
+        )
 
     def _rows_of(self, slots: Places) -> Places:
         """The rows of `_features`, seen as rows of a head, of the features in these slots; -1 of slots below 0."""

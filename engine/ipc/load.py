@@ -112,9 +112,10 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         return with_sleeper(embedder, config, device, runner.scratch)
     turns = Turns(config.served_name or folder.name, config.log_stalls)
     prefix_report = PrefixReport() if config.reports_prefixes else None
+    timed = TimedRunner(runner if ranks is None else ranks, turns)
     core = EngineCore(
         config,
-        TimedRunner(runner if ranks is None else ranks, turns),
+        timed,
         vocab_size=model.vocab_size,
         max_model_len=runner.max_model_len,
         num_kv_blocks=runner.num_kv_blocks,
@@ -127,6 +128,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         prefix_report=prefix_report,
         adapters=adapters,
         draft_limits=drafter.limits if drafter is not None else None,
+        begin_draft=timed.timed(drafter.begin) if drafter is not None else None,
         experts_per_chosen=experts_per_chosen(model.layers),
     )
 

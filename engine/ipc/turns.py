@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,18 @@ class TimedRunner:
             return TimedRunning(self._runner.start(batch), self._turns)
         finally:
             self._turns.end_computation()
+
+    def timed(self, begin: Callable[[StepBatch], None]) -> Callable[[StepBatch], None]:
+        """The same function of the runner's, whose time does not count."""
+
+        def timed_begin(batch: StepBatch) -> None:
+            self._turns.begin_computation()
+            try:
+                begin(batch)
+            finally:
+                self._turns.end_computation()
+
+        return timed_begin
 
     def sample(self, running: Any, mask: TokenMask | None) -> None:
         self._turns.begin_computation()

@@ -47,8 +47,12 @@ class DraftRunner(Protocol):
         """Its CUDA graphs."""
         ...
 
+    def begin(self, step: StepBatch) -> None:
+        """Submit the first step of the next batch's `drafting`, before the others are known."""
+        ...
+
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
-        """Submit the steps of `StepBatch.drafting`."""
+        """Submit the steps of `StepBatch.drafting`, but for the first if it has begun."""
         ...
 
 

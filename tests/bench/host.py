@@ -230,7 +230,7 @@ def main() -> None:
             spy(Speculator, "draft"); spy(Speculator, "record_step"); spy(Scheduler, "schedule"); spy(SlotTable, "gather"); spy(SlotTable, "_gather_verified")
             spy(SuffixDrafter, "propose"); spy(SuffixDrafter, "_read"); spy(StepGraphs, "find"); spy(StepInputs, "write"); spy(StepUpload, "submit", "upload")
             spy(type(runner), "start", "start"); spy(type(runner), "_submit"); spy(EngineCore, "schedule", "core.schedule"); spy(EngineCore, "_publish")
-            spy(DrafterSteps, "gather", "drafter gather"); spy(DrafterSteps, "_first_step"); spy(DrafterSteps, "_later_steps"); spy(EngineCore, "_learn_drafts")
+            spy(DrafterSteps, "gather_first"); spy(DrafterSteps, "gather_later"); spy(DrafterSteps, "_first_of_few"); spy(EngineCore, "_learn_drafts")
             spy(Scheduler, "record_duration")
             spy(CudaDevice, "copy_small")
             spy(Scheduler, "_schedule_running")
