@@ -1,10 +1,11 @@
 // Paged attention on tensor cores for rows with a few queries, a token and its draft: keys and values are
 // read once for all of them, and each query's result has the bits that attention/decode.cu gives it in a row
-// of its own.
+// of its own. Where rows are short, the step's norm, rotary embedding and KV store as well.
 
 #include "decode_keys.cuh"
 #include "decode_splits.cuh"
 #include "draft_attention.cuh"
+#include "draft_heads.cuh"
 #include "draft_merge.cuh"
 #include "generated/drafts.cuh"
 #include "ptx/copy.cuh"
@@ -65,13 +66,18 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 
 // out = softmax over the visible keys of (q . k * scale), times v: of a row's n queries, its last n tokens,
 // each sees the keys up to its own. Rows without context, and the tokens after the last row, give zeros.
-//   in:  q [num_tokens, num_heads * HEAD_DIM] T
+// FUSED: q and the keys and values of these tokens are made from qkv as rope_and_store_kernel makes them, and
+// the keys and values are stored in the cache; else q holds finished queries and the cache every key.
+//   in:  q [num_tokens, num_heads * HEAD_DIM] T; FUSED:
+//        q [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM] T
 //        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] Cached: T, or e4m3 with
-//        kv_scales [2, num_kv_heads] float or null; they have every key
+//        kv_scales [2, num_kv_heads] float or null
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int, at most tiles * (16 * ROW_TILES >> head_rows_log2) queries a row
 //        context_lens [num_seqs] int, of the row's last query
+//        FUSED alone: q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps as
+//        rope_and_store_kernel, with a slot for each token of a row, and at most FUSED_QUERIES queries a row
 //        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //        min_split_keys, max_splits, scale_log2, cap_log2 as paged_attention_decode_kernel;
 //        2^head_rows_log2 rows of a tile for a query's heads; most_parts of all rows together
@@ -79,23 +85,23 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 //        partial_out [num_tokens, num_heads, max_splits, HEAD_DIM] float
 //        partial_sums [num_tokens, num_heads, max_splits, 2] float
 //        arrivals [num_tokens, num_groups] unsigned, 0 before and after
-// q, the keys and values of this step's tokens and `out` alone may be written or read by a kernel of the same
+// q, without FUSED the keys and values of this step's tokens, and `out` alone may be written or read by a kernel of the same
 // graph that may not have ended: all else is read ahead.
-// Layout: row-major, q, out and the caches 16-byte aligned; num_heads = group * num_kv_heads, block_size a
-// multiple of 8. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
+// Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads =
+// group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
 // Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + 16 * ROW_TILES) * (HEAD_DIM + 8) * sizeof(T) and SENT_FLOATS
 // floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM
-// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows.
+// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows. FUSED: FUSED_QUERIES * HEAD_DIM * 8 bytes more.
 // Unit of work: a block a part of the splits of a key/value head's keys for a tile of its heads' queries (up
 // to 8 heads together). Blocks are shared out among the rows that there are. Splits, and the keys of each of
 // the WARPS warps within them, are those of a query alone; queries of a tile that are divided in different
 // ways are done one after the other. Where a row's splits are several blocks' work, every split's result goes
 // to partial_out and partial_sums, and the last of the blocks to arrive merges them; else the one block
 // merges as it goes. The order is the same.
-template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, int ROW_TILES, bool CAPPED,
-          bool SINKS>
+template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, int ROW_TILES, bool FUSED,
+          bool CAPPED, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_drafts_kernel(PAGED_ATTENTION_DRAFTS_PARAMS(T, Cached)) {
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
@@ -155,6 +161,24 @@ __global__ void __launch_bounds__(32 * WARPS)
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
       kv_scales};
   const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
+  const int token_width = (num_heads + 2 * num_kv_heads) * HEAD_DIM;
+  T* const fresh_keys = reinterpret_cast<T*>(results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS);
+  const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh{
+      fresh_keys,
+      reinterpret_cast<float*>(fresh_keys + FUSED_QUERIES * 2 * HEAD_DIM),
+      q + static_cast<long long>(first_token) * token_width,
+      token_width,
+      (num_heads + kv_head) * HEAD_DIM,
+      num_kv_heads * HEAD_DIM,
+      num_queries,
+      q_norm,
+      k_norm,
+      rotary_dim,
+      eps};
+  // One block for each key/value head of a row.
+  const bool stores = FUSED && tile == 0 && unit.part == 0 && group_begin == 0;
+  bool has_fresh = false;
+  if constexpr (FUSED) fresh.load_angles(cos_sin, positions + first_token, warp, lane);
 
 #pragma unroll 1
   for (int query = tile * tile_queries, alike = 0; query < tile_end; query += alike) {
@@ -171,10 +195,11 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int key_end = min(splits.first_key + end_split * splits.size, last_len);
     const int oldest_key = max(first_len - sliding_window, 0);
     const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
-    const Ring ring{keys, key_begin, key_end, oldest_key, key_end, place, evict_first_policy(), lane, warp};
+    const int cached_end = FUSED ? min(key_end, fresh_key) : key_end;
+    const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(), lane, warp};
 
     // Keys of earlier steps may be copied while the kernels in front of this one still run.
-    const bool reads_fresh = key_begin + STAGES * STEP_KEYS > fresh_key;
+    const bool reads_fresh = !FUSED && key_begin + STAGES * STEP_KEYS > fresh_key;
     if (reads_fresh) wait_for_earlier_kernels();
     int next_row = ring.find_unit_row(0);
 #pragma unroll 1
@@ -187,8 +212,18 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (!reads_fresh) wait_for_earlier_kernels();
     const DraftRows rows{head_rows_log2, num_group_heads, alike};
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
-    copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
-                                                                        rows, num_heads);
+    if constexpr (FUSED) {
+      const bool makes_keys = !has_fresh && (stores || key_end > fresh_key);
+      fresh.load_queries(tile_q, rows, TILE_ROWS, query, head0);
+      if (makes_keys) fresh.load_keys();
+      __syncthreads();
+      fresh.make_queries(tile_q, rows, TILE_ROWS, query, warp);
+      if (makes_keys) fresh.make_keys(keys, stores, slot_mapping + first_token, warp, lane);
+      has_fresh = has_fresh || makes_keys;
+    } else {
+      copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
+                                                                          rows, num_heads);
+    }
     __syncthreads();
 
     Attention attention(rows, {first_len, sliding_window, alike});
@@ -204,8 +239,16 @@ __global__ void __launch_bounds__(32 * WARPS)
       copy_async_wait<STAGES - 1>();
       __syncwarp();
       if (ring.tile_begin(i) < key_end) {
-        const Tile keys_and_values(rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES);
-        attention.template add<CAPPED>(tile_q, keys_and_values, ring.tile_begin(i), key_scale_log2, cap_log2);
+        unsigned char* const copied = rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES;
+        const int begin = ring.tile_begin(i);
+        if constexpr (FUSED) {
+#pragma unroll 1
+          for (int key = max(fresh_key, begin); key < min(key_end, begin + WARP_KEYS); ++key) {
+            ring.insert(fresh.cached(key - fresh_key), key - begin, copied);
+          }
+        }
+        const Tile keys_and_values(copied);
+        attention.template add<CAPPED>(tile_q, keys_and_values, begin, key_scale_log2, cap_log2);
         __syncwarp();
       }
       if (--steps_left == 0 || i + 1 == num_steps) {

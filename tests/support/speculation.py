@@ -138,6 +138,7 @@ def make_core(
         short_rope_len=runner.short_rope_len,
         grammars=grammars,
         draft_limits=limits,
+        begin_draft=drafter.begin if limits is not None and drafter is not None else None,
     )
 
 
