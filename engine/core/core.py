@@ -91,8 +91,8 @@ class EngineCore:
     `config` has its device defaults filled in. `num_kv_blocks` blocks of `config.block_size` tokens are what `runner`
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
     tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
-    `draft_limits` are those of the runner's draft model, where the settings ask for one, and `begin_draft` submits the
-    first of its steps before `runner` is given the step that they are for. `experts_per_chosen`: see
+    `draft_limits` are those of the runner's draft model, where the settings ask for one, and `begin_draft` submits
+    its steps before `runner` is given the step that they are for. `experts_per_chosen`: see
     `PrefillBudget`.
     Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
@@ -437,7 +437,7 @@ class EngineCore:
                 self._speculator.note_verified(sequence.drafting, draft, count)
             self.scheduler.give_back(sequence, len(draft.rows) - count)
             sequence.draft = []
-        if step.verified:
+        if step.filled and step.verified:
             step.filled = [(each, min(count, each.num_computed_tokens)) for each, count in step.filled]
         return num_accepted
 
@@ -462,7 +462,13 @@ class EngineCore:
         num_tokens = 0
         for draft in step.verified:
             sequence = step.sampled[draft.index]
-            for row in draft.rows[: num_accepted[draft.index]]:
+            rows = draft.rows[: num_accepted[draft.index]]
+            chosen = [token_ids[row] for row in rows]
+            if chosen and all_logprobs is None and not sequence.is_finished and min(chosen) >= 0 and sequence.extend(chosen):
+                num_tokens += len(chosen)
+                emitted[sequence].token_ids += chosen
+                continue
+            for row in rows:
                 if sequence.is_finished:
                     break
                 token_id = token_ids[row]

@@ -69,8 +69,8 @@ class Scheduler:
         """`full_sizes`, `experts_per_chosen`: see `PrefillBudget`.
 
         `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a
-        `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model, whose first step
-        before the next one `begin_draft` submits before all of it is gathered.
+        `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model, whose steps
+        before the next one `begin_draft` submits before that is gathered.
         """
         self.block_manager = block_manager
         self.accounts = accounts if accounts is not None else Accounts()

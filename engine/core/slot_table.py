@@ -28,7 +28,7 @@ from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
 
 
-BeginDraft: TypeAlias = Callable[[StepBatch], None]
+BeginDraft: TypeAlias = Callable[[tuple[StepBatch, ...]], None]
 FEW_TOKENS = 64  # of a draft model's first step
 
 
@@ -128,8 +128,8 @@ class SlotTable:
         draft_limits: DraftLimits | None = None,
         begin_draft: BeginDraft | None = None,
     ) -> None:
-        """`draft_limits`: of a draft model, whose `draft_keys` are known; `begin_draft` submits the first of its steps,
-        while what follows is gathered."""
+        """`draft_limits`: of a draft model, whose `draft_keys` are known; `begin_draft` submits its steps before one that
+        is not gathered yet, first the first of them, then all."""
         self._batch_invariant = batch_invariant
         self._num_slots = num_slots
         self._block_size = block_size
@@ -194,21 +194,34 @@ class SlotTable:
     def gather(self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]) -> ScheduledStep:
         """The next step: these sequences with that many tokens each; `admitted` are the new ones among them."""
         updates = self._take_updates(sequences)
-        first, readers = None, NO_READERS
-        if self._drafter_steps is not None:  # the device waits for this
-            first, readers = self._drafter_steps.gather_first(sequences, updates)
-            if first is not None and self._begin_draft is not None:
-                self._begin_draft(first)
+        drafting, reads_texts = self._gather_drafting(sequences, updates)
         drafts = [len(sequence.draft) for sequence in sequences]
         if not admitted and any(drafts) and all(map(_goes_on, sequences)):
             step = self._gather_verified(sequences, num_scheduled, drafts)
         else:
             step = self._gather_others(sequences, num_scheduled, admitted)
         step.batch.table_updates = updates
-        if self._drafter_steps is not None and first is not None:
-            step.batch.drafting = (first, *self._drafter_steps.gather_later(readers.drafting))
-            step.reads_texts = readers.read_texts
+        step.batch.drafting, step.reads_texts = drafting, reads_texts
         return self._renew_stale(step)
+
+    def _gather_drafting(
+        self, sequences: list[Sequence], updates: TableUpdates | None
+    ) -> tuple[tuple[StepBatch, ...], bool]:
+        """The draft model's steps before the one of `sequences`, and whether more than newest tokens are read in them.
+
+        The device waits for the first, and may soon wait for the others.
+        """
+        if self._drafter_steps is None:
+            return (), False
+        first, readers = self._drafter_steps.gather_first(sequences, updates)
+        if first is None:
+            return (), False
+        if self._begin_draft is not None:
+            self._begin_draft((first,))
+        steps = (first, *self._drafter_steps.gather_later(readers.drafting))
+        if self._begin_draft is not None:
+            self._begin_draft(steps)
+        return steps, readers.read_texts
 
     def _gather_others(
         self, sequences: list[Sequence], num_scheduled: list[int], admitted: list[Sequence]
@@ -514,11 +527,13 @@ class DrafterSteps:
         first = gather(readers, counts, samples)
         first.table_updates = updates
         if limits.rereads:
-            places = self._places(first.sampling.slots, first.sampling.positions - np.int32(limits.shift))
-            num_drafts = [len(sequence.draft) for sequence in drafting]
-            if min(num_drafts, default=2) < 2:
-                places[np.array(num_drafts) < 2] = -1
-            first.next_places = places
+            size = self._block_size
+            places = [
+                sequence.block_table[place // size] * size + place % size if len(sequence.draft) > 1 else -1
+                for sequence in drafting
+                for place in (len(sequence.token_ids) - limits.shift,)
+            ]
+            first.next_places = np.array(places, np.int32)
         for sequence, count in zip(readers, counts, strict=True):
             begin = sequence.num_drafter_tokens
             sequence.num_drafter_tokens, sequence.num_drafter_chunk = begin + count, 0

@@ -83,7 +83,7 @@ class DraftModel(ModelRunner):
         self._choices: dict[tuple[StepShape, int, bool], Any] = {}  # graphs, by shape, number and whether filtered
         self._chains = DraftChains(SHORT_CONTEXT, self.max_model_len)
         self._number = 0  # of the draft token that is computed next
-        self._begun: StepBatch | None = None  # the next batch's first step, which is submitted
+        self._num_begun = 0  # of the steps before the next batch
         self._chosen = empty((self.config.max_num_seqs,), int32, self.device)
         self._downloads = [DraftDownload(self.device, self._drafts) for _ in range(IN_FLIGHT)]
         self._allocate(served.num_kv_blocks)
@@ -110,16 +110,18 @@ class DraftModel(ModelRunner):
             num_tokens=self._drafts.shape[0],
         )
 
-    def begin(self, step: StepBatch) -> None:
-        self._start_step(step, 0)
-        self._begun = step
+    def begin(self, steps: Sequence[StepBatch]) -> None:
+        if self._num_begun == 0:
+            self._start_step(steps[0], 0)
+            self._num_begun = 1
+        if self._num_begun < len(steps):
+            for number in range(1 + self._chains.launch(steps[1:], self._prepared), len(steps)):
+                self._start_step(steps[number], number)
+            self._num_begun = len(steps)
 
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
-        if self._begun is not steps[0]:
-            self._start_step(steps[0], 0)
-        self._begun = None
-        for number in range(1 + self._chains.launch(steps[1:], self._prepared), len(steps)):
-            self._start_step(steps[number], number)
+        self.begin(steps)
+        self._num_begun = 0
         self._downloads.append(self._downloads.pop(0))
         download = self._downloads[-1]
         download.start()

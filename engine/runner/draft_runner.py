@@ -47,12 +47,12 @@ class DraftRunner(Protocol):
         """Its CUDA graphs."""
         ...
 
-    def begin(self, step: StepBatch) -> None:
-        """Submit the first step of the next batch's `drafting`, before the others are known."""
+    def begin(self, steps: Sequence[StepBatch]) -> None:
+        """Submit what is known of the next batch's `drafting`, before the batch is; those submitted before come again."""
         ...
 
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:
-        """Submit the steps of `StepBatch.drafting`, but for the first if it has begun."""
+        """Submit the steps of `StepBatch.drafting`, but for those that have begun."""
         ...
 
 

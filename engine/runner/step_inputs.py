@@ -171,19 +171,19 @@ class StepInputs:
             values = getattr(sources[view.group], view.name)
             if is_own and values is view.values:
                 continue
-            view.values = None if values.flags.writeable else values
-            count = len(values)
+            count, array = len(values), view.array
             if count:
-                view.array[:count] = values
-            if view.name == "cu_seqlens_q":
-                if count < view.length:
+                array[:count] = values
+            if count < view.length:
+                if view.name == "cu_seqlens_q":
                     shape = self.shape
-                    view.array[count:] = starts_of_padding(
+                    array[count:] = starts_of_padding(
                         batch.num_tokens, shape.num_tokens, shape.num_seqs - batch.num_seqs
                     )
-            elif count < (filled := view.num_filled if is_own else view.length):
-                view.array[count:filled] = view.padding
+                elif count < (filled := view.num_filled if is_own else view.length):
+                    array[count:filled] = view.padding
             view.num_filled = count
+            view.values = None if values.flags.writeable else values
 
 
 class _View:

@@ -171,7 +171,9 @@ class Speculator:
         drafting.note_verified(num_draft_tokens, num_accepted)
         if self._model is not None and draft.source == self.settings.method:
             drafting.note_computed_draft(num_draft_tokens, num_accepted)
-        counts = self.by_source.setdefault(draft.source, DraftCounts())
+        counts = self.by_source.get(draft.source)
+        if counts is None:
+            counts = self.by_source[draft.source] = DraftCounts()
         counts.num_drafts += 1
         counts.num_tokens += num_draft_tokens
         counts.num_accepted += num_accepted
