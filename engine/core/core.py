@@ -464,7 +464,13 @@ class EngineCore:
             sequence = step.sampled[draft.index]
             rows = draft.rows[: num_accepted[draft.index]]
             chosen = [token_ids[row] for row in rows]
-            if chosen and all_logprobs is None and not sequence.is_finished and min(chosen) >= 0 and sequence.extend(chosen):
+            if (
+                chosen
+                and all_logprobs is None
+                and not sequence.is_finished
+                and min(chosen) >= 0
+                and sequence.extend(chosen)
+            ):
                 num_tokens += len(chosen)
                 emitted[sequence].token_ids += chosen
                 continue

@@ -639,7 +639,15 @@ class DrafterSteps:
             goes_on = np.array(num_drafts, np.int32)[None] > np.arange(1, most + 1, dtype=np.int32)[:, None]
             next_places[~goes_on[1:].ravel()] = -1
             pieces = [np.flatnonzero(goes_on[step]) + step * count for step in range(most - 1)]
-        arrays = [-1 - slots_of_steps, slots_of_steps, rows, places, positions + np.int32(1), sampling.rows, next_places]
+        arrays = [
+            -1 - slots_of_steps,
+            slots_of_steps,
+            rows,
+            places,
+            positions + np.int32(1),
+            sampling.rows,
+            next_places,
+        ]
         steps: list[StepBatch] = []
         for piece in pieces:
             ids, own_slots, own_rows, own_places, own_lens, sampled, following = (each[piece] for each in arrays)
