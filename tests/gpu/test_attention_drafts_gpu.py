@@ -189,7 +189,6 @@ def test_a_cache_of_e4m3(case: AttentionCase, cuda_device: CudaDevice, cpu_ops: 
 FUSED_CASES = [
     AttentionCase("small", ROWS, num_heads=8, num_kv_heads=2, head_dim=64, padding=3),
     AttentionCase("small_128", ROWS[:4], num_heads=8, num_kv_heads=2, head_dim=128),
-    AttentionCase("small_256", ROWS[:2], num_heads=4, num_kv_heads=2, head_dim=256),
     AttentionCase("small_80", ROWS[2:], num_heads=3, num_kv_heads=3, head_dim=80),
     AttentionCase("small_window", ((7, 90), (8, 300)), num_heads=6, head_dim=64, sliding_window=77),
     AttentionCase("small_group_12", ROWS[1:4], num_heads=12, num_kv_heads=1, head_dim=64, block_size=8),

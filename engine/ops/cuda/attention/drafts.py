@@ -93,6 +93,7 @@ FLAGS = {
     SINK_DRAFTS: ("false", "true"),
 }
 FUSED_SPEC = PAGED_ATTENTION_DRAFTS  # which is compiled with FUSED too
+FUSED_HEAD_DIM = 128  # up to which, as larger heads leave no registers for it
 OF_E4M3 = for_e4m3(*FLAGS)
 SPECS = (*OF_E4M3, *OF_E4M3.values())
 FUSED_QUERIES = Constant(8, "of a row at most, whose tokens' norms, rotation and KV store attention does itself")
@@ -112,7 +113,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
         for spec in FLAGS
         for head_dim in DECODE_SHAPES
         for row_tiles in ROW_TILES[head_dim]
-        for fused in ((False, True) if spec is FUSED_SPEC else (False,))
+        for fused in ((False, True) if spec is FUSED_SPEC and head_dim <= FUSED_HEAD_DIM else (False,))
         if head_dim in CAPPED_HEAD_DIMS or spec is not CAPPED_DRAFTS
     ]
     halves = [dtype for dtype in dtypes if dtype != "float"]
@@ -194,7 +195,9 @@ def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
 
 
 def _accepts_fused(problem: AttentionProblem, device: CudaDevice) -> bool | None:
-    if problem.rows != "fused_drafts" or problem.capped or problem.has_sinks or not accepts_keys(problem):
+    if problem.rows != "fused_drafts" or problem.capped or problem.has_sinks or problem.head_dim > FUSED_HEAD_DIM:
+        return None
+    if not accepts_keys(problem):
         return None
     least = shared_bytes(problem.head_dim, 1, e4m3=problem.cached == E4M3, fused=True)
     return True if least + STATIC_BYTES <= device.max_shared_bytes else None
