@@ -165,6 +165,7 @@ class EngineCore:
         self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
         self._last_finished = 0.0  # when the newest result came
         self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
+        self._unemitted: tuple[list[tuple[Sequence, list[int]]], float] | None = None  # tokens, and when they came
         self._unrecorded: list[tuple[int, list[float]]] = []  # of sampled tokens, for the metrics: numbers and gaps
         self._max_queue_len = config.max_queue_len
         self._eos_token_ids = tuple(eos_token_ids)
@@ -312,11 +313,13 @@ class EngineCore:
         step = self.schedule()
         outputs = self._take_refusals()
         if step is None and in_flight:
-            self._finish_step(outputs)
+            self._finish_step(outputs, is_awaited=True)
             step = self.schedule(is_awaited=True)
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted))
+        self._emit_late(outputs)
+        if step is not None:
             # Nothing above waits for what follows, which may run beside the step.
             self.metrics.record_scheduled(step.batch.num_tokens, step.admitted, len(step.preempted))
             self.scheduler.index_prefixes()
@@ -346,8 +349,8 @@ class EngineCore:
             self._tiers.wait()
         return outputs
 
-    def _finish_step(self, outputs: Outputs) -> None:
-        """Take the oldest step's result."""
+    def _finish_step(self, outputs: Outputs, *, is_awaited: bool = False) -> None:
+        """Take the oldest step's result. Where the device waits for the next one, outputs may be made later."""
         step, running, submitted = self._in_flight.popleft()
         result = running.result()
         self._learn_drafts(step, running)
@@ -358,7 +361,7 @@ class EngineCore:
             is_plain = step.is_decode and not step.reads_texts
             self._speculator.record_step(len(step.sequences), step.num_draft_tokens, seconds, is_plain=is_plain)
         self._last_finished = now
-        self.postprocess(step, result, outputs)
+        self.postprocess(step, result, outputs, is_awaited=is_awaited)
 
     def _learn_drafts(self, step: ScheduledStep, running: Running) -> None:
         """Wait for draft tokens that only the device knows. Of a constrained sequence those can be accepted that its
@@ -406,7 +409,9 @@ class EngineCore:
             self._speculator.draft(running, self._grammars)
         return self.scheduler.schedule(now)
 
-    def postprocess(self, step: ScheduledStep, result: StepResult, outputs: Outputs) -> None:
+    def postprocess(
+        self, step: ScheduledStep, result: StepResult, outputs: Outputs, *, is_awaited: bool = False
+    ) -> None:
         """Append what an executed step sampled and end the sequences that are done with it.
 
         What it sampled for sequences that had ended before is dropped. Its blocks are published only before a
@@ -418,6 +423,8 @@ class EngineCore:
         for sequence in step.sampled:
             sequence.num_pending_tokens -= 1
         num_accepted = self._settle_drafts(step, token_ids)
+        if is_awaited and step.verified and self._append_alone(step, token_ids, result, num_accepted, now):
+            return
         if token_ids and min(token_ids) < 0:
             self._fail_rows_without_token(step.sampled, token_ids, outputs, now)
         self._unpublished.append(step)
@@ -426,6 +433,50 @@ class EngineCore:
         if num_accepted:
             self._append_accepted(step, token_ids, result.logprobs, num_accepted, emitted, outputs, now)
         self.num_steps += 1
+
+    def _append_alone(
+        self,
+        step: ScheduledStep,
+        token_ids: list[int],
+        result: StepResult,
+        num_accepted: dict[int, int],
+        now: float,
+    ) -> bool:
+        """Append the tokens of a step after which all its sequences go on, and leave their outputs to `_emit_late`;
+        else False, and nothing is done."""
+        if step.prompt_rows or result.logprobs is not None or min(token_ids) < 0:
+            return False
+        chosen = [[token_id] for token_id in token_ids[: len(step.sampled)]]
+        for draft in step.verified:
+            chosen[draft.index] += [token_ids[row] for row in draft.rows[: num_accepted[draft.index]]]
+        pairs = list(zip(step.sampled, chosen, strict=True))
+        for sequence, tokens in pairs:
+            if sequence.first_token_time is None or sequence.is_finished or sequence.may_end_with(tokens):
+                return False
+        for sequence, tokens in pairs:
+            sequence.token_ids.extend(tokens)
+        self._unpublished.append(step)
+        self._unemitted = pairs, now
+        self.num_steps += 1
+        return True
+
+    def _emit_late(self, outputs: Outputs) -> None:
+        """Make the outputs that `_append_alone` has left."""
+        if self._unemitted is None:
+            return
+        pairs, now = self._unemitted
+        self._unemitted = None
+        token_gaps: list[float] = []
+        for sequence, tokens in pairs:
+            assert sequence.last_token_time is not None, "it has its first token"
+            token_gaps += [now - sequence.last_token_time, *[0.0] * (len(tokens) - 1)]  # they came together
+            sequence.last_token_time = now
+            output = RequestOutput(sequence.request_id, tokens, num_cached_tokens=sequence.num_cached_tokens)
+            if sequence.drafting is not None:
+                output.num_accepted_draft_tokens = sequence.drafting.num_accepted
+                output.num_rejected_draft_tokens = sequence.drafting.num_rejected
+            outputs[sequence.client].append(output)
+        self._unrecorded.append((len(token_gaps), token_gaps))
 
     def _settle_drafts(self, step: ScheduledStep, token_ids: list[int]) -> dict[int, int]:
         """Count what was accepted of each draft, by its index, and take the rest back from its sequence."""
@@ -462,19 +513,7 @@ class EngineCore:
         num_tokens = 0
         for draft in step.verified:
             sequence = step.sampled[draft.index]
-            rows = draft.rows[: num_accepted[draft.index]]
-            chosen = [token_ids[row] for row in rows]
-            if (
-                chosen
-                and all_logprobs is None
-                and not sequence.is_finished
-                and min(chosen) >= 0
-                and sequence.extend(chosen)
-            ):
-                num_tokens += len(chosen)
-                emitted[sequence].token_ids += chosen
-                continue
-            for row in rows:
+            for row in draft.rows[: num_accepted[draft.index]]:
                 if sequence.is_finished:
                     break
                 token_id = token_ids[row]

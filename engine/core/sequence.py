@@ -253,16 +253,13 @@ class Sequence:
             return "length"
         return None
 
-    def extend(self, token_ids: list[int]) -> bool:
-        """Add several sampled tokens, unless the sequence may end with one of them: then False, and none is added."""
-        if (
+    def may_end_with(self, token_ids: list[int]) -> bool:
+        """Whether it may end with one of these, if they are sampled next."""
+        return (
             self.constraint is not None
             or len(self.token_ids) + len(token_ids) >= self.max_num_tokens
             or not self.stop_token_ids.isdisjoint(token_ids)
-        ):
-            return False
-        self.token_ids.extend(token_ids)
-        return True
+        )
 
     def block_bytes(self, start: int, stop: int, block_size: int) -> Iterator[bytes]:
         """The token ids of each of the full blocks start..stop - 1, as the prefix cache hashes and compares them.
