@@ -27,7 +27,6 @@ from tessera.engine.speculation.draft_layout import DraftLayout, Rounds, find_la
 from tessera.engine.speculation.model_drafts import is_on_device
 from tessera.engine.speculation.verification import VerifiedDraft
 
-
 BeginDraft: TypeAlias = Callable[[tuple[StepBatch, ...]], None]
 FEW_TOKENS = 64  # of a draft model's first step
 
@@ -128,8 +127,8 @@ class SlotTable:
         draft_limits: DraftLimits | None = None,
         begin_draft: BeginDraft | None = None,
     ) -> None:
-        """`draft_limits`: of a draft model, whose `draft_keys` are known; `begin_draft` submits its steps before one that
-        is not gathered yet, first the first of them, then all."""
+        """`draft_limits`: of a draft model, whose `draft_keys` are known; `begin_draft` submits its steps before one
+        that is not gathered yet: first the first of them, then all."""
         self._batch_invariant = batch_invariant
         self._num_slots = num_slots
         self._block_size = block_size
@@ -527,13 +526,7 @@ class DrafterSteps:
         first = gather(readers, counts, samples)
         first.table_updates = updates
         if limits.rereads:
-            size = self._block_size
-            places = [
-                sequence.block_table[place // size] * size + place % size if len(sequence.draft) > 1 else -1
-                for sequence in drafting
-                for place in (len(sequence.token_ids) - limits.shift,)
-            ]
-            first.next_places = np.array(places, np.int32)
+            first.next_places = np.array([self._next_place(sequence) for sequence in drafting], np.int32)
         for sequence, count in zip(readers, counts, strict=True):
             begin = sequence.num_drafter_tokens
             sequence.num_drafter_tokens, sequence.num_drafter_chunk = begin + count, 0
@@ -542,6 +535,13 @@ class DrafterSteps:
             for sequence in drafting:
                 sequence.num_drafter_tokens += len(sequence.draft) - 1
         return first, DraftReaders(drafting, max(counts) > limits.caught_up)
+
+    def _next_place(self, sequence: Sequence) -> int:
+        """Of the token of the second step; -1 where the sequence has none."""
+        if len(sequence.draft) < 2:
+            return -1
+        block, offset = divmod(len(sequence.token_ids) - self._limits.shift, self._block_size)
+        return sequence.block_table[block] * self._block_size + offset
 
     def _first_of_few(self, sequences: list[Sequence], counts: list[int], samples: list[bool]) -> StepBatch:
         """As `_first_of_many`, of lists: each operation on an array takes as long as a dozen tokens."""

@@ -48,7 +48,7 @@ class DraftRunner(Protocol):
         ...
 
     def begin(self, steps: Sequence[StepBatch]) -> None:
-        """Submit what is known of the next batch's `drafting`, before the batch is; those submitted before come again."""
+        """Submit what is known of the next batch's `drafting`, before the batch is; begun steps come again."""
         ...
 
     def draft(self, steps: Sequence[StepBatch]) -> DraftDownload:

@@ -78,11 +78,6 @@ class SuffixAutomaton:
         state = self._links[self._last]
         return (state, self._lengths[state]) if state > ROOT else (ROOT, 0)
 
-    def end_match(self) -> tuple[int, int]:
-        """That longest end as a match, which `advance` follows as if the text went on."""
-        state = self._links[self._last]
-        return (state, self._lengths[state]) if state > ROOT else (ROOT, 0)
-
     def advance(self, match: tuple[int, int], token_id: int) -> tuple[int, int]:
         """Follow another text: from `match`, a state and the length matched, to the longest that ends with `token_id`.
 

@@ -96,6 +96,36 @@ def test_suffixes_draft_twice_as_much_as_matches() -> None:
     assert SuffixDrafter([], IndexBudget()).propose(token_ids([1, 2, 3, 9, 4, 3]), 8) == [], "one token is no match"
 
 
+def test_suffixes_follow_a_text_that_grows_by_a_token() -> None:
+    rng = random.Random(7)
+    for alphabet in (2, 3, 5):
+        drafter = SuffixDrafter([], IndexBudget())
+        text = token_ids([rng.randrange(alphabet) for _ in range(5)])
+        for _ in range(60):
+            text.append(rng.randrange(alphabet))
+            length = longest_repeated_end(text.tolist())
+            proposal = drafter.propose(text, 8)
+            assert len(proposal) == (min(8, 2 * length) if length > 1 else 0)
+            ending = text[len(text) - length :].tolist()
+            assert not proposal or [*ending, proposal[0]] in windows(text.tolist(), length + 1)
+
+
+def test_suffixes_look_up_several_tokens_in_the_text_before_them() -> None:
+    rng = random.Random(8)
+    for several in (2, 5, 8):
+        budget = IndexBudget()
+        drafter, text = SuffixDrafter([], budget), token_ids([1, 2, 3])
+        drafter.propose(text, 8)
+        for _ in range(40):
+            before = text.tolist()
+            text.extend(rng.randrange(3) for _ in range(several))
+            proposal = drafter.propose(text, 8)
+            found = [length for length in range(2, len(before)) if text.tolist()[-length:] in windows(before, length)]
+            assert len(proposal) == min(8, 2 * max(found, default=0))
+            if rng.random() < 0.5:
+                budget.catch_up()  # else the next proposal does
+
+
 def test_suffixes_draft_nothing_until_texts_are_indexed_which_goes_on_step_by_step() -> None:
     budget = IndexBudget()
     first, second = SuffixDrafter([], budget), SuffixDrafter([], budget)
