@@ -85,11 +85,11 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 //        partial_out [num_tokens, num_heads, max_splits, HEAD_DIM] float
 //        partial_sums [num_tokens, num_heads, max_splits, 2] float
 //        arrivals [num_tokens, num_groups] unsigned, 0 before and after
-// q, without FUSED the keys and values of this step's tokens, and `out` alone may be written or read by a kernel of the same
-// graph that may not have ended: all else is read ahead.
-// Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads =
-// group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
-// Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
+// q, without FUSED the keys and values of this step's tokens, and `out` alone may be written or read by a
+// kernel of the same graph that may not have ended: all else is read ahead. Layout: row-major, q, out and the
+// caches 16-byte aligned, norms and cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a
+// multiple of 4, block_size of 8. Rows of shared memory are padded by 16 bytes, so that eight of them fill
+// all banks. Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + 16 * ROW_TILES) * (HEAD_DIM + 8) * sizeof(T) and SENT_FLOATS
 // floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM
@@ -163,18 +163,12 @@ __global__ void __launch_bounds__(32 * WARPS)
   const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
   const int token_width = (num_heads + 2 * num_kv_heads) * HEAD_DIM;
   T* const fresh_keys = reinterpret_cast<T*>(results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS);
-  const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh{
-      fresh_keys,
-      reinterpret_cast<float*>(fresh_keys + FUSED_QUERIES * 2 * HEAD_DIM),
-      q + static_cast<long long>(first_token) * token_width,
-      token_width,
-      (num_heads + kv_head) * HEAD_DIM,
-      num_kv_heads * HEAD_DIM,
-      num_queries,
-      q_norm,
-      k_norm,
-      rotary_dim,
-      eps};
+  float* const angles = reinterpret_cast<float*>(fresh_keys + FUSED_QUERIES * 2 * HEAD_DIM);
+  const T* const row_heads = q + static_cast<long long>(first_token) * token_width;
+  const int key_place = (num_heads + kv_head) * HEAD_DIM, value_distance = num_kv_heads * HEAD_DIM;
+  const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh{fresh_keys, angles,         row_heads,   token_width,
+                                                     key_place,  value_distance, num_queries, q_norm,
+                                                     k_norm,     rotary_dim,     eps};
   // One block for each key/value head of a row.
   const bool stores = FUSED && tile == 0 && unit.part == 0 && group_begin == 0;
   bool has_fresh = false;
@@ -196,7 +190,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int oldest_key = max(first_len - sliding_window, 0);
     const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
     const int cached_end = FUSED ? min(key_end, fresh_key) : key_end;
-    const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(), lane, warp};
+    const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(),
+                    lane, warp};
 
     // Keys of earlier steps may be copied while the kernels in front of this one still run.
     const bool reads_fresh = !FUSED && key_begin + STAGES * STEP_KEYS > fresh_key;
@@ -214,11 +209,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
     if constexpr (FUSED) {
       const bool makes_keys = !has_fresh && (stores || key_end > fresh_key);
-      fresh.load_queries(tile_q, rows, TILE_ROWS, query, head0);
-      if (makes_keys) fresh.load_keys();
-      __syncthreads();
-      fresh.make_queries(tile_q, rows, TILE_ROWS, query, warp);
-      if (makes_keys) fresh.make_keys(keys, stores, slot_mapping + first_token, warp, lane);
+      fresh.template make<TILE_ROWS>(tile_q, rows, query, head0, makes_keys, keys,
+                                     stores ? slot_mapping + first_token : nullptr);
       has_fresh = has_fresh || makes_keys;
     } else {
       copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
@@ -241,12 +233,7 @@ __global__ void __launch_bounds__(32 * WARPS)
       if (ring.tile_begin(i) < key_end) {
         unsigned char* const copied = rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES;
         const int begin = ring.tile_begin(i);
-        if constexpr (FUSED) {
-#pragma unroll 1
-          for (int key = max(fresh_key, begin); key < min(key_end, begin + WARP_KEYS); ++key) {
-            ring.insert(fresh.cached(key - fresh_key), key - begin, copied);
-          }
-        }
+        if constexpr (FUSED) fresh.insert(ring, fresh_key, begin, copied);
         const Tile keys_and_values(copied);
         attention.template add<CAPPED>(tile_q, keys_and_values, begin, key_scale_log2, cap_log2);
         __syncwarp();

@@ -16,12 +16,12 @@ struct FreshHeads {
   static constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
   static_assert(sizeof(Operand) == sizeof(T), "a query is made where its projection is");
 
-  T* keys;            // [FUSED_QUERIES, 2, HEAD_DIM]: keys and values as projected, then as `cached` says
-  float* angles;      // [FUSED_QUERIES, rotary_dim]
-  const T* heads;     // of the row's first token
-  int token_width;    // elements from one token to the next
-  int key_place;      // of the key in a token's heads
-  int value_distance; // from there to the value
+  T* keys;             // [FUSED_QUERIES, 2, HEAD_DIM]: keys and values as projected, then as `cached` says
+  float* angles;       // [FUSED_QUERIES, rotary_dim]
+  const T* heads;      // of the row's first token
+  int token_width;     // elements from one token to the next
+  int key_place;       // of the key in a token's heads
+  int value_distance;  // from there to the value
   int num_tokens;
   const T* q_norm;
   const T* k_norm;
@@ -33,18 +33,44 @@ struct FreshHeads {
     return reinterpret_cast<Cached*>(keys + i * 2 * HEAD_DIM);
   }
 
+  // The queries of a tile of ROWS rows, from token `first` on and head `head0`, and where asked keys and
+  // values, which go to the cache as well if there are `slots` [num_tokens]. All threads of the block call.
+  template <int ROWS>
+  __device__ __forceinline__ void make(Operand* tile_q, const DraftRows& rows, int first, int head0,
+                                       bool makes_keys, const PagedKeys<Cached>& paged,
+                                       const int* slots) const {
+    const int warp = threadIdx.x / WARP_SIZE;
+    load_queries(tile_q, rows, ROWS, first, head0);
+    if (makes_keys) load_keys();
+    __syncthreads();
+    make_queries(tile_q, rows, ROWS, first, warp);
+    if (makes_keys) make_keys(paged, slots, warp, threadIdx.x % WARP_SIZE);
+  }
+
+  // The row's keys from `fresh_key` on that belong to the warp's tile at `begin`, to their places in it.
+  template <typename Ring>
+  __device__ __forceinline__ void insert(const Ring& ring, int fresh_key, int begin,
+                                         unsigned char* tile) const {
+#pragma unroll 1
+    for (int key = max(fresh_key, begin); key < min(ring.key_end, begin + WARP_KEYS); ++key) {
+      ring.insert(cached(key - fresh_key), key - begin, tile);
+    }
+  }
+
   // positions [num_tokens] of the row's tokens.
   __device__ __forceinline__ void load_angles(const float* cos_sin, const int* positions, int warp,
                                               int lane) const {
 #pragma unroll 2
     for (int i = warp; i < num_tokens; i += WARPS) {
-      const float* const of_token = cos_sin + static_cast<long long>(rotary_dim > 0 ? positions[i] : 0) * rotary_dim;
+      const float* const of_token =
+          cos_sin + static_cast<long long>(rotary_dim > 0 ? positions[i] : 0) * rotary_dim;
       for (int place = lane * 2; place < rotary_dim; place += WARP_SIZE * 2) {
         Vec<float, 2>::load(of_token + place).store(angles + i * rotary_dim + place);
       }
     }
   }
 
+ private:
   // The projections of the queries of a tile's `count` rows, from token `first` on and head `head0`; rows
   // without a query are zeros.
   __device__ __forceinline__ void load_queries(Operand* tile_q, const DraftRows& rows, int count, int first,
@@ -81,7 +107,8 @@ struct FreshHeads {
 #pragma unroll 1
     for (int row = warp; row < count; row += WARPS) {
       if (!rows.has(row)) continue;
-      const Transform transform(q_norm, angles + (first + rows.query(row)) * rotary_dim, HEAD_DIM, rotary_dim, eps);
+      const Transform transform(q_norm, angles + (first + rows.query(row)) * rotary_dim, HEAD_DIM, rotary_dim,
+                                eps);
       Operand* const query = tile_q + row * Tile::PITCH;
       const auto loaded = transform.load(reinterpret_cast<const T*>(query));
       __syncwarp();
@@ -89,12 +116,12 @@ struct FreshHeads {
     }
   }
 
-  // Keys and values likewise, and to the cache where the block `stores` them, in slots [num_tokens].
-  __device__ __forceinline__ void make_keys(const PagedKeys<Cached>& paged, bool stores, const int* slots,
-                                            int warp, int lane) const {
+  // Keys and values likewise, and to the cache where there are slots.
+  __device__ __forceinline__ void make_keys(const PagedKeys<Cached>& paged, const int* slots, int warp,
+                                            int lane) const {
 #pragma unroll 1
     for (int i = warp; i < num_tokens; i += WARPS) {
-      const int slot = stores ? slots[i] : -1;
+      const int slot = slots != nullptr ? slots[i] : -1;
       T* const projected = keys + i * 2 * HEAD_DIM;
       Cached* const made = cached(i);
       const Transform transform(k_norm, angles + i * rotary_dim, HEAD_DIM, rotary_dim, eps);
@@ -115,7 +142,6 @@ struct FreshHeads {
     }
   }
 
- private:
   __device__ __forceinline__ void store(const PagedKeys<Cached>& paged, int slot, const Cached* made,
                                         int lane) const {
     constexpr int ELEMENTS = 16 / sizeof(Cached), PIECES = HEAD_DIM / ELEMENTS;
