@@ -86,10 +86,11 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 //        partial_sums [num_tokens, num_heads, max_splits, 2] float
 //        arrivals [num_tokens, num_groups] unsigned, 0 before and after
 // q, without FUSED the keys and values of this step's tokens, and `out` alone may be written or read by a
-// kernel of the same graph that may not have ended: all else is read ahead. Layout: row-major, q, out and the
-// caches 16-byte aligned, norms and cos_sin to two elements; num_heads = group * num_kv_heads, rotary_dim a
-// multiple of 4, block_size of 8. Rows of shared memory are padded by 16 bytes, so that eight of them fill
-// all banks. Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
+// kernel of the same graph that may not have ended: all else is read ahead.
+// Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads =
+// group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8. Rows of shared memory are padded by 16
+// bytes, so that eight of them fill all banks.
+// Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + 16 * ROW_TILES) * (HEAD_DIM + 8) * sizeof(T) and SENT_FLOATS
 // floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM
