@@ -15,7 +15,27 @@ struct DraftUnit {
   int row;
   int part;
   int parts;
+
+  // Behind the last of its keys, where `num_blocks` blocks have some of the keys up to `last_len`.
+  __device__ __forceinline__ int end_of_keys(const Splits& splits, int num_blocks, int last_len) const {
+    const int end_split = (part + 1) * splits.count / num_blocks;
+    return min(splits.first_key + end_split * splits.size, last_len);
+  }
 };
+
+// Begins to copy the ring's tiles; -> `find_unit_row` of the next.
+template <int STAGES, typename Ring>
+__device__ __forceinline__ int load_first_tiles(const Ring& ring) {
+  int next_row = ring.find_unit_row(0);
+#pragma unroll 1
+  for (int i = 0; i < STAGES; ++i) {
+    const int unit_row = next_row;
+    next_row = ring.find_unit_row(i + 1);
+    if (ring.tile_begin(i) < ring.key_end) ring.load_tile(i, unit_row);
+    copy_async_commit();
+  }
+  return next_row;
+}
 
 // Blocks are for the rows up to the last one with context, as many each as there are, but no more than most.
 __device__ __forceinline__ DraftUnit find_unit(int unit, int num_units, int num_rows, int most_parts) {
@@ -136,20 +156,19 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   const int num_rows = count_rows(context_lens, num_seqs);
   const DraftUnit unit = find_unit(blockIdx.y, gridDim.y, num_rows, most_parts);
-  const bool has_row = num_rows > 0 && unit.part < unit.parts;
+  const bool has_row = num_rows > 0 && unit.part < unit.parts, is_first = unit.part == 0;
   const int first_token = has_row ? cu_seqlens_q[unit.row] : 0;
   const int num_queries = has_row ? cu_seqlens_q[unit.row + 1] - first_token : 0;
   const int context_len = has_row ? context_lens[unit.row] : 0;
   const bool is_empty = context_len <= 0 || num_queries == 0;
   // The last blocks, which have nothing else to do, clear what is behind the rows.
   const int first_behind = cu_seqlens_q[num_rows] + static_cast<int>(gridDim.y - 1 - blockIdx.y);
-  if (tile == 0 && (first_behind < num_tokens || (is_empty && unit.part == 0))) {
+  if (tile == 0 && (first_behind < num_tokens || (is_empty && is_first))) {
     wait_for_earlier_kernels();
     T* const heads = out + head0 * HEAD_DIM;
     const int width = num_heads * HEAD_DIM, elements = num_group_heads * HEAD_DIM;
-    if (is_empty && unit.part == 0) {
-      clear_rows(heads, first_token, first_token + num_queries, 1, width, elements);
-    }
+    const int end = is_empty && is_first ? first_token + num_queries : first_token;
+    clear_rows(heads, first_token, end, 1, width, elements);
     clear_rows(heads, first_behind, num_tokens, gridDim.y, width, elements);
   }
   if (is_empty) return;
@@ -162,16 +181,12 @@ __global__ void __launch_bounds__(32 * WARPS)
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
       kv_scales};
   const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
-  const int token_width = (num_heads + 2 * num_kv_heads) * HEAD_DIM;
-  T* const fresh_keys = reinterpret_cast<T*>(results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS);
-  float* const angles = reinterpret_cast<float*>(fresh_keys + FUSED_QUERIES * 2 * HEAD_DIM);
-  const T* const row_heads = q + static_cast<long long>(first_token) * token_width;
-  const int key_place = (num_heads + kv_head) * HEAD_DIM, value_distance = num_kv_heads * HEAD_DIM;
-  const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh{fresh_keys, angles,         row_heads,   token_width,
-                                                     key_place,  value_distance, num_queries, q_norm,
-                                                     k_norm,     rotary_dim,     eps};
+  const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh(
+      results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS, q, first_token, num_queries, num_heads,
+      keys, q_norm, k_norm, rotary_dim, eps);
   // One block for each key/value head of a row.
-  const bool stores = FUSED && tile == 0 && unit.part == 0 && group_begin == 0;
+  const bool stores = FUSED && tile == 0 && is_first && group_begin == 0;
+  const int* const slots = stores ? slot_mapping + first_token : nullptr;
   bool has_fresh = false;
   if constexpr (FUSED) fresh.load_angles(cos_sin, positions + first_token, warp, lane);
 
@@ -185,9 +200,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int num_blocks = min(splits.count, unit.parts);
     if (unit.part >= num_blocks) continue;
     const int first_split = unit.part * splits.count / num_blocks;
-    const int end_split = (unit.part + 1) * splits.count / num_blocks;
     const int key_begin = splits.first_key + first_split * splits.size;
-    const int key_end = min(splits.first_key + end_split * splits.size, last_len);
+    const int key_end = unit.end_of_keys(splits, num_blocks, last_len);
     const int oldest_key = max(first_len - sliding_window, 0);
     const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
     const int cached_end = FUSED ? min(key_end, fresh_key) : key_end;
@@ -197,21 +211,13 @@ __global__ void __launch_bounds__(32 * WARPS)
     // Keys of earlier steps may be copied while the kernels in front of this one still run.
     const bool reads_fresh = !FUSED && key_begin + STAGES * STEP_KEYS > fresh_key;
     if (reads_fresh) wait_for_earlier_kernels();
-    int next_row = ring.find_unit_row(0);
-#pragma unroll 1
-    for (int i = 0; i < STAGES; ++i) {
-      const int unit_row = next_row;
-      next_row = ring.find_unit_row(i + 1);
-      if (ring.tile_begin(i) < key_end) ring.load_tile(i, unit_row);
-      copy_async_commit();
-    }
+    int next_row = load_first_tiles<STAGES>(ring);
     if (!reads_fresh) wait_for_earlier_kernels();
     const DraftRows rows{head_rows_log2, num_group_heads, alike};
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
     if constexpr (FUSED) {
       const bool makes_keys = !has_fresh && (stores || key_end > fresh_key);
-      fresh.template make<TILE_ROWS>(tile_q, rows, query, head0, makes_keys, keys,
-                                     stores ? slot_mapping + first_token : nullptr);
+      fresh.template make<TILE_ROWS>(tile_q, rows, query, head0, makes_keys, keys, slots);
       has_fresh = has_fresh || makes_keys;
     } else {
       copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
@@ -225,8 +231,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         partial_sums, results,      out,        sinks + head0, first_head};
     const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
     const int split_steps = splits.size / STEP_KEYS;
-    int split = first_split;
-    int steps_left = split_steps;
+    int split = first_split, steps_left = split_steps;
 #pragma unroll 1
     for (int i = 0; i < num_steps; ++i) {
       copy_async_wait<STAGES - 1>();
@@ -235,8 +240,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         unsigned char* const copied = rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES;
         const int begin = ring.tile_begin(i);
         if constexpr (FUSED) fresh.insert(ring, fresh_key, begin, copied);
-        const Tile keys_and_values(copied);
-        attention.template add<CAPPED>(tile_q, keys_and_values, begin, key_scale_log2, cap_log2);
+        attention.template add<CAPPED>(tile_q, Tile(copied), begin, key_scale_log2, cap_log2);
         __syncwarp();
       }
       if (--steps_left == 0 || i + 1 == num_steps) {

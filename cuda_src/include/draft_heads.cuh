@@ -28,6 +28,23 @@ struct FreshHeads {
   int rotary_dim;
   float eps;
 
+  // memory: of `keys`, then `angles`; q [*, num_heads + 2 * num_kv_heads, HEAD_DIM] of all tokens.
+  __device__ __forceinline__ FreshHeads(void* memory, const T* q, int first_token, int num_tokens,
+                                        int num_heads, const PagedKeys<Cached>& paged, const T* q_norm,
+                                        const T* k_norm, int rotary_dim, float eps)
+      : keys(static_cast<T*>(memory)),
+        angles(reinterpret_cast<float*>(keys + FUSED_QUERIES * 2 * HEAD_DIM)),
+        token_width((num_heads + 2 * paged.num_kv_heads) * HEAD_DIM),
+        key_place((num_heads + paged.kv_head) * HEAD_DIM),
+        value_distance(paged.num_kv_heads * HEAD_DIM),
+        num_tokens(num_tokens),
+        q_norm(q_norm),
+        k_norm(k_norm),
+        rotary_dim(rotary_dim),
+        eps(eps) {
+    heads = q + static_cast<long long>(first_token) * token_width;
+  }
+
   // [2, HEAD_DIM]: key and value `i` as the cache has them.
   __device__ __forceinline__ Cached* cached(int i) const {
     return reinterpret_cast<Cached*>(keys + i * 2 * HEAD_DIM);
