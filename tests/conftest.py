@@ -45,8 +45,8 @@ def pytest_collection() -> Generator[None, object, object]:
 # What needs servers, processes, compilers and trainings of its own, or thousands of inputs: `make test-thorough`.
 THOROUGH = (
     *("attack/", "emulation/", "mutation/", "loadtest/test_command", "structure/test_install"),
-    *(f"app/test_{name}" for name in ("cli", "fine_tuning", "model_turns", "replicated_client", "schemathesis", "train")),
-    *("app/test_responses_store", "cuda/test_compile.py::test_every"),
+    *(f"app/test_{name}" for name in ("cli", "fine_tuning", "model_turns", "replicated_client", "responses_store")),
+    *("app/test_schemathesis", "app/test_train", "cuda/test_compile.py::test_every"),
     *(f"engine/test_{name}" for name in ("client", "embeddings_engine", "pretraining", "process", "sleep")),
     *("engine/speculation/test_distribution", "engine/gguf/test_gguf_mutations"),
     *(f"faults/test_{name}" for name in ("admin_port", "descriptors", "foreign_pages", "full_disk", "overload")),

@@ -176,7 +176,6 @@ class Watch:
 
 
 def make_core(root: Path, given: argparse.Namespace) -> EngineCore:
-    drafter = {"speculative_model": str(write_head(root, MODEL))} if given.method == "eagle3" else {}
     config = EngineConfig(
         model=str(write_model(root, "llama-8b", MODEL)),
         device="cuda",
@@ -188,7 +187,7 @@ def make_core(root: Path, given: argparse.Namespace) -> EngineCore:
         num_kv_blocks=256 * max(given.streams),
         speculation=given.speculation,
         speculative_method=given.method,
-        **drafter,
+        speculative_model=str(write_head(root, MODEL)) if given.method == "eagle3" else None,
     )
     core = load_engine(config, lambda stage, done, total: None).core
     assert isinstance(core, EngineCore)
