@@ -431,6 +431,42 @@ def test_what_loads_has_one_of_the_seats(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(steps.step()) == ["runs"]
 
 
+def test_blocks_that_are_loaded_count_among_those_that_a_step_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Steps()
+    monkeypatch.setattr(steps.blocks, "start_load", lambda sequence: steps.blocks.allocate(sequence, 12))
+    monkeypatch.setattr(scheduler_module, "MAX_MATCHED_BLOCKS", 6)
+    sequences = [steps.add(name, 12) for name in "abc"]
+    assert steps.scheduler.schedule(now=1.0) is None
+    assert steps.scheduler.loading == sequences[:2], "three of each"
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_what_was_loaded_starts_once_and_those_that_waited_for_it_start_with_it(
+    monkeypatch: pytest.MonkeyPatch, is_awaited: bool
+) -> None:
+    steps = Steps()
+    load = SimpleNamespace(is_done=False)
+
+    def start_load(sequence: Sequence) -> bool:
+        sequence.load = cast(Any, load) if sequence.request_id == "loads" else None
+        return sequence.load is not None and steps.blocks.allocate(sequence, sequence.num_tokens)
+
+    monkeypatch.setattr(steps.blocks, "start_load", start_load)
+    monkeypatch.setattr(steps.blocks, "finish_load", lambda sequence: 0)
+    monkeypatch.setattr(steps.scheduler._prefixes, "publish", lambda *arguments: is_awaited)
+    loads = steps.add("loads", 4)
+    assert steps.scheduler.schedule(now=1.0) is None
+    waits = steps.add("waits", 4)
+    steps.scheduler._admission_is_blocked = True
+    nothing = SimpleNamespace(poll=lambda before_step: None, submit=lambda: None, claim=lambda block: None)
+    steps.blocks.tiers = cast(Any, nothing)
+    load.is_done = True
+    step = steps.schedule()
+    assert list(step.admitted) == ([loads, waits] if is_awaited else [loads])
+    steps.complete(step)
+    assert list(steps.schedule().admitted) == []
+
+
 def test_a_waiting_sequence_that_ends_leaves_nothing_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Steps()
     dropped: list[Sequence] = []
