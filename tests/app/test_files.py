@@ -179,27 +179,30 @@ def test_the_quota_of_a_key(api: openai.OpenAI, url: str) -> None:
 
 
 def test_what_a_client_leaves_unfinished_is_gone(url: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    before = set(tmp_path_factory.getbasetemp().glob("files*/data/files/*"))
-    begun = threading.Event()
+    def files() -> set[Path]:
+        return set(tmp_path_factory.getbasetemp().glob("files*/data/files/*"))
+
+    before = files()
 
     async def leave() -> None:
         async def chunks() -> Any:
             yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
             yield b"x" * 2**20
-            begun.set()
             await asyncio.sleep(3600)
 
         headers = {"authorization": f"Bearer {KEYS[0]}", "content-type": "multipart/form-data; boundary=b"}
         async with httpx.AsyncClient() as http:
             task = asyncio.ensure_future(http.post(f"{url}/v1/files", content=chunks(), headers=headers))
-            while not begun.is_set():
+            for _ in range(6000):
+                if files() != before:
+                    break
                 await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(leave())
     waited(lambda: not upload.UploadSlots.taken)
-    assert set(tmp_path_factory.getbasetemp().glob("files*/data/files/*")) == before
+    assert files() == before
 
 
 def test_too_many_uploads_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
