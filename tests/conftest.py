@@ -49,20 +49,24 @@ THOROUGH = (
     *(f"app/test_{name}" for name in ("batches", "cli", "fine_tuning", "hub", "model_turns", "replicated_client")),
     *(f"app/test_{name}" for name in ("responses_store", "schemathesis", "tools_grammar", "train")),
     *("cuda/test_compile.py::test_every", "cuda/test_launch_steps"),
-    *(f"engine/test_{name}" for name in ("client", "embeddings_engine", "pretraining", "process", "sleep")),
-    *("engine/test_tensor_parallel", "engine/gguf/test_gguf_mutations", "engine/gguf/test_gguf_tokenizer"),
+    *(
+        f"engine/test_{name}"
+        for name in ("client", "embeddings_engine", "grammar", "moments", "pretraining", "process")
+    ),
+    *(f"engine/test_{name}" for name in ("sleep", "tensor_parallel", "training_run")),
+    *(f"engine/gguf/test_gguf_{name}" for name in ("models", "mutations", "tokenizer")),
     *(f"engine/speculation/test_{name}" for name in ("chain", "distribution", "draft_model", "pays", "predictor")),
     *("engine/speculation/test_promises", "engine/speculation/test_same_tokens"),
     *(f"faults/test_{name}" for name in ("admin_port", "descriptors", "foreign_pages", "full_disk", "overload")),
     *(f"faults/test_{name}" for name in ("processes", "signals", "tool_parsers", "unbounded_numbers")),
-    *("structure/test_docs_examples", "structure/test_install"),
+    *("structure/test_docs.py::test_the_site_builds", "structure/test_docs_examples", "structure/test_install"),
 )
 OF_SERVERS = "e2e/"  # as thorough, but for these
 SERVERS_TESTED_ALWAYS = ("e2e/test_deploy", "e2e/test_http_streaming", "e2e/test_models", "e2e/test_sdk")
 # Of the others those that take seconds; not in `make test-fast`.
 SLOW = (
     *("e2e/", "faults/", "app/test_model_commands", "app/test_store", "cuda/test_compile", "wire/test_sdk_helpers"),
-    *(f"engine/test_{name}" for name in ("cuda_graphs", "golden", "grammar", "partition")),
+    *(f"engine/test_{name}" for name in ("cuda_graphs", "golden", "partition")),
 )
 
 
