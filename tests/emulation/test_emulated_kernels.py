@@ -25,6 +25,7 @@ from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.decode import MATMUL_DECODE
 from tessera.engine.ops.cuda.linear.portable import FLAT_NARROW, LARGE, NARROW, WIDE, Tile
 from tessera.engine.ops.cuda.linear.sm90 import Plan
+from tessera.engine.ops.cuda.lora import choices
 from tessera.engine.ops.cuda.training.sm90 import TurnedPlan
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
@@ -114,7 +115,10 @@ def test_products_of_few_rows(m: int, k: int, n: int, units: int, ops: CudaOps) 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(
     ("m", "k", "n", "size"),
-    [(1, 1544, 40, "3 3"), (6, 520, 26, "2 3"), (3, 1032, 66, "5 2"), (13, 1032, 66, "5 2"), (11, 2312, 74, "5 3")],
+    [
+        *((1, 1544, 40, "3 4"), (1, 2056, 40, "3 3"), (6, 520, 26, "2 3")),
+        *((3, 1032, 66, "5 2"), (13, 1032, 66, "5 2"), (11, 2312, 74, "5 3")),
+    ],
 )
 def test_products_of_as_many_units_as_a_block_has(
     m: int, k: int, n: int, size: str, normed: bool, ops: CudaOps
@@ -409,8 +413,11 @@ def test_a_cluster_that_would_hang_is_noticed(instead: str, message: str, folder
 
 
 @pytest.mark.parametrize(("plan", "kind"), [(ADAPTED_PLANS[0], "gate"), (ADAPTED_PLANS[-1], "parts")])
-def test_products_with_adapters_on_sm_90a(plan: Plan, kind: str, sm90_ops: CudaOps) -> None:
+def test_products_with_adapters_on_sm_90a(
+    plan: Plan, kind: str, sm90_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whole sums of wide tiles, and of narrow ones that a cluster shares."""
+    monkeypatch.setattr(choices, "FUSES_PRODUCTS", True)
     check_adapted_product(plan, kind, sm90_ops, CpuOps())
 
 
@@ -440,7 +447,7 @@ SHARED_WEIGHT = partial(multiply_backward, "a weight's gradient by pairs")
 WIDE_WEIGHT = partial(multiply_backward, "a weight's gradient by wide tiles")
 ATTEND = partial(attend_to, PROMPTS)
 PRODUCT_AND_COPY = "a race of a product of .* and a copy to"
-HUNG = r"never come; .* 256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cuh:\d+"
+HUNG = r"never come; (.* )?256 of block 0 from thread 0 on at sm90\.cuh:\d+, called at sm90_matmul\.cuh:\d+"
 HOPPER_FAULTS: dict[str, tuple[Callable[[CudaOps], None], str, str, str]] = {
     "no wait for a stage": (SEVERAL, WAIT_FOR_STAGE, "", "a race|more arrivals"),
     "another parity": (SEVERAL, WAIT_FOR_STAGE, f"{WAIT_FOR_STAGE[:-2]} ^ 1);", "a race|more arrivals"),
