@@ -411,10 +411,7 @@ class SlotTable:
             input_ids.append(_newest_id(sequence))
             input_ids += self._draft_ids(sequence)
             positions += range(first, stop)
-            table = sequence.block_table
-            for block in range(first // size, (stop - 1) // size + 1):
-                shift = (table[block] - block) * size
-                slot_mapping += range(max(first, block * size) + shift, min(stop, (block + 1) * size) + shift)
+            slot_mapping += places_of(sequence.block_table, first, stop, size)
             context_lens.append(stop)
             if stop // size > first // size:
                 filled.append((sequence, stop))
@@ -484,6 +481,15 @@ class SlotArrays(NamedTuple):
     block_tables: Int32Array
     rows: SamplingRows
     numbers: Int32Array
+
+
+def places_of(block_table: list[int], first: int, stop: int, block_size: int) -> list[int]:
+    """In the KV cache, of a sequence's tokens first..stop - 1."""
+    places: list[int] = []
+    for block in range(first // block_size, (stop - 1) // block_size + 1):
+        shift = (block_table[block] - block) * block_size
+        places += range(max(first, block * block_size) + shift, min(stop, (block + 1) * block_size) + shift)
+    return places
 
 
 class DraftReaders(NamedTuple):
@@ -557,8 +563,7 @@ class DrafterSteps:
             input_ids += sequence.token_ids[first : first + count]
             first -= shift
             positions += range(first, first + count)
-            table = sequence.block_table
-            places += [table[place // size] * size + place % size for place in range(first, first + count)]
+            places += places_of(sequence.block_table, first, first + count, size)
             slots.append(sequence.slot)
             context_lens.append(first + count)
             ends.append(len(positions))

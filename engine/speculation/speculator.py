@@ -134,7 +134,7 @@ class Speculator:
             sequence.draft = draft
 
     def catch_up(self) -> None:
-        """What drafting has put off, now that the next step is submitted."""
+        """Index the tokens that drafting only looked up; to be called once the next step is submitted."""
         self._indexing.catch_up()
 
     def _model_goes_on(self, sequence: DraftedSequence) -> bool:

@@ -1,4 +1,4 @@
-"""What the host does between two steps while the device waits, without a device: the driver's calls do nothing.
+"""Host time between two steps while the device waits, measured without a device: the driver's calls do nothing.
 
     python -m tests.bench.host --method suffix --streams 1 4 [--profile]
 

@@ -1,5 +1,5 @@
-"""How products of one row and of a few by quantised blocks share multiprocessors, on a device that only writes down
-launches."""
+"""Launches of one-row products and of few-row products by quantised blocks, on a device that only records them: tiles,
+shared memory beside neighbours, slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Old garbage is collected when that holds up nobody, and in the end in any case.
+"""Old garbage is collected when no request waits for it, and eventually in any case.
 
 Each test has a process of its own, in which no thread that other tests have left collects anything.
 """

@@ -142,7 +142,7 @@ def test_prompts_leave_time_to_decodes_of_an_account_that_was_served_less() -> N
     assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 2}, "that was all of it"
     assert budget.beside_lagging == [(16, 2)]
     assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 1}
-    assert budget.beside_lagging == [(16, 2)], "nobody has prompts"
+    assert budget.beside_lagging == [(16, 2)], "no prompt is left"
     steps.add("next", 30, account=HEAVY)
     assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 1, "next": 4}, "as one that waits"
     assert step_with_lead(MAX_LAG + 1)["next"] == 4, "and as one that runs"

@@ -1,3 +1,3 @@
-"""How right the built-in model's answers are, asked over HTTP, and what quantising its weights changes."""
+"""The accuracy of the built-in model, asked over HTTP, and how quantised weights change it."""
 
 import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)

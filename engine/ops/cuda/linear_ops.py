@@ -116,14 +116,14 @@ class LinearOps(Fp8LinearOps):
         *,
         of_norm: bool = False,
     ) -> bool:
-        gated = isinstance(epilogue, Activate)
+        function = epilogue.function if isinstance(epilogue, Activate) else None
         if self.batch_invariant or weight.dense is None or weight.order is not None:
             return False
-        if isinstance(epilogue, Activate) and (epilogue.function not in FUSED_GATES or weight.bias is not None):
+        if function is not None and (function not in FUSED_GATES or weight.bias is not None):
             return False
-        gelu = isinstance(epilogue, Activate) and epilogue.function == "gelu_tanh_mul"
         operands = LinearOperands(x, weight.dense, weight.bias, out)
         accumulates = isinstance(epilogue, Accumulate)
+        gated, gelu = function is not None, function == "gelu_tanh_mul"
         problem = LinearProblem.of(operands, gated=gated, accumulates=accumulates, gelu=gelu)
         done = launch_adapted(
             self.device, self.linear_kernels, problem, operands, stack, rows, of_norm=of_norm, begun=self._begun

@@ -94,7 +94,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 class RowProduct(NamedTuple):
-    """How a product of one row is done.
+    """The plan of a one-row product.
 
     Attributes:
         features, in_features: of the result and of the row.

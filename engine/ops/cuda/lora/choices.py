@@ -1,4 +1,4 @@
-"""What `python -m tests.bench.lora --variants` compares."""
+"""Switches, each of which `python -m tests.bench.lora --variants` measures the other way round."""
 
 FETCHES_B = True  # whether the product with A of few rows fetches B into L2
 FUSES_NORMS = True  # whether a norm of few rows is beside the product with A

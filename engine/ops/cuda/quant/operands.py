@@ -9,7 +9,7 @@ from tessera.engine.tensor import Tensor
 
 
 class ProductParams(TypedDict):
-    """What kernels for many rows are told alike."""
+    """Parameters that all many-row kernels have."""
 
     codes: Tensor
     headers: Tensor

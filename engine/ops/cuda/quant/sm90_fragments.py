@@ -130,7 +130,7 @@ TILES = tuple(STEP_US)
 
 @dataclass(frozen=True)
 class FragmentsPlan:
-    """How a product is divided: `splits` slices of in_features, one for each block of a cluster."""
+    """A tile, and `splits` slices of in_features, one for each block of a cluster."""
 
     tile: FragmentsTile
     splits: int = 1
