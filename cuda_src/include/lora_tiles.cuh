@@ -46,16 +46,6 @@ __device__ __forceinline__ void leave_to_others() {
   if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0) wait_for_earlier_kernels();
 }
 
-// Fetches this block's share of a slot's B into L2: lora_expand_kernel wants it, and memory has little to do
-// until the product in front of that one begins.
-template <typename T>
-__device__ __forceinline__ void fetch_share(const T* b, int elements) {
-  const int share = ceil_div(elements, static_cast<int>(gridDim.y * gridDim.z * SEGMENT)) * SEGMENT;
-  const int begin = share * static_cast<int>(blockIdx.y * gridDim.z + blockIdx.z);
-  const int count = min(share, elements - begin);
-  if (count > 0) prefetch_l2(b + begin, count * sizeof(T));
-}
-
 // What a block multiplies with A: the rows of a tile by LORA_RANKS ranks of a part. All numbers are asked for
 // at once.
 struct ShrinkTile {
@@ -63,7 +53,7 @@ struct ShrinkTile {
   int first;  // rank
   SlotValues<int> slot_ranks;
   SlotValues<float> slot_factors;
-  RowTile rows, rows_before;
+  RowTile rows;
   int rank = 0;  // of the slot
 
   __device__ __forceinline__ ShrinkTile(const int* groups, const int* ranks, const float* factors,
@@ -72,8 +62,7 @@ struct ShrinkTile {
         first(blockIdx.y % ceil_div(max_rank, static_cast<int>(LORA_RANKS)) * LORA_RANKS),
         slot_ranks(ranks, 1, num_slots),
         slot_factors(factors + part, parts, num_slots),
-        rows(groups, num_rows, blockIdx.x),
-        rows_before(groups, num_rows, max(static_cast<int>(blockIdx.x) - 1, 0)) {}
+        rows(groups, num_rows, blockIdx.x) {}
 
   // Whether there is anything to multiply. By whole warps.
   __device__ __forceinline__ bool find_rank() {
@@ -89,14 +78,6 @@ struct ShrinkTile {
   // Of x; of places behind the last any, whose sums are not stored.
   __device__ __forceinline__ int row(const int* groups, int place) const {
     return load_updated(groups + rows.begin + min(place, rows.count - 1));
-  }
-  // The slot's first tile fetches its B.
-  template <typename T>
-  __device__ __forceinline__ void fetch_b(const T* b, int elements) const {
-    const bool is_first_of_slot = blockIdx.x == 0 || rows_before.slot != rows.slot;
-    if (threadIdx.x == 0 && is_first_of_slot) {
-      fetch_share(b + static_cast<long long>(rows.slot) * elements, elements);
-    }
   }
   // The sum of the row at `place` and of the r-th rank, of slice blockIdx.z.
   __device__ __forceinline__ void store(float* shrunk, float sum, int row, int place, int r, int num_rows,

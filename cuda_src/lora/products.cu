@@ -5,8 +5,7 @@
 
 // shrunk[slice, row, p, r] = sum over the slice's k of x[row, k] * a[slot, p, r, k], for r below the slot's
 // rank; where the grid has one block for all slices, their sum in order as slice 0.
-//   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank on; b [slots,
-//        features, max_rank] T, only fetched into L2, if `fetches_b` and there are several slices; factors
+//   in:  x [num_rows, width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank on; factors
 //        [slots, parts] float, 0: there is no such part; ranks [slots] int; groups of group_rows_kernel
 //   out: shrunk [slices, num_rows, parts, max_rank] float; only rows and parts with an adapter are written
 // Layout: row-major; x and a 16-byte aligned, width a multiple of 8.
@@ -52,7 +51,6 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2) lora_shrink_k
     auto load = [](const T* from) { return load_updated(reinterpret_cast<const uint4*>(from)); };
     load_line(line, rows[half] + k, width - k - t * SEGMENT, load);
   };
-  if (fetches_b && gridDim.z > 1) tile.fetch_b(b, features * max_rank);
   wait_for_earlier_kernels();
 
   const int end =

@@ -85,8 +85,8 @@ __device__ __forceinline__ void norm_rows(const T* x, const T* gains, T* normed,
 // the slot's rank: the product with A of what lora_expand_kernel multiplies by `inverses`. So neither waits
 // for the other. rms(row) = sqrt(mean of x[row]^2 + eps).
 //   in:  x [num_rows, width] T, gains [width] T; a [slots, parts, max_rank, width] T, 0 from the slot's rank
-//        on; b [slots, features, max_rank] T, only fetched into L2, if `fetches_b`; factors [slots, parts]
-//        float, 0: there is no such part; ranks [slots] int; groups of group_rows_kernel
+//        on; factors [slots, parts] float, 0: there is no such part; ranks [slots] int; groups of
+//        group_rows_kernel
 //   out: normed [num_rows, width] T, inverses [num_rows] float; shrunk [slices, num_rows, parts, max_rank]
 //        float, of which only rows and parts with an adapter are written
 // Layout: row-major; x, gains, normed and a 16-byte aligned, width a multiple of 8, and at most
@@ -135,7 +135,6 @@ __global__ void __launch_bounds__(LORA_SHRINK_WARPS* WARP_SIZE, 2)
   }
   const int place = threadIdx.x / LORA_RANKS, r = threadIdx.x % LORA_RANKS;  // of the sum that it adds up
   const int row = tile.row(groups, place);
-  if (fetches_b) tile.fetch_b(b, features * max_rank);
 #pragma unroll
   for (int half = 0; half < 2; ++half) multiply_gains<T>(a_high[half], a_low[half], line_gains);
   wait_for_earlier_kernels();

@@ -1,6 +1,5 @@
 """Switches, each of which `python -m tests.bench.lora --variants` measures the other way round."""
 
-FETCHES_B = True  # whether the product with A of few rows fetches B into L2
 FUSES_NORMS = True  # whether a norm of few rows is beside the product with A
 BEGINS_NEXT = True  # whether the activation of few rows is multiplied with the next product's A where it is made
 # Whether products of few rows by wgmma add the products with B; not as long as no GPU has shown that this is faster.

@@ -22,7 +22,6 @@ class LoraShrinkNormParams(NamedTuple):
     x: InT
     gains: InT
     a: InT
-    b: InT
     factors: InFloat
     ranks: InInt
     groups: InInt
@@ -33,18 +32,15 @@ class LoraShrinkNormParams(NamedTuple):
     num_tiles: Int32
     num_slots: Int32
     width: Int32
-    features: Int32
     parts: Int32
     max_rank: Int32
     row_threads: Int32
-    fetches_b: Int32
     eps: Float32
 
 
 class LoraShrinkParams(NamedTuple):
     x: InT
     a: InT
-    b: InT
     factors: InFloat
     ranks: InInt
     groups: InInt
@@ -52,10 +48,8 @@ class LoraShrinkParams(NamedTuple):
     num_rows: Int32
     num_slots: Int32
     width: Int32
-    features: Int32
     parts: Int32
     max_rank: Int32
-    fetches_b: Int32
 
 
 class LoraExpandParams(NamedTuple):

@@ -66,7 +66,6 @@ def launch_shrink_norm(
         x=x,
         gains=norm.weight,
         a=stack.a,
-        b=stack.b,
         factors=stack.factors,
         ranks=stack.selection.ranks,
         groups=rows.groups,
@@ -77,11 +76,9 @@ def launch_shrink_norm(
         num_tiles=tiles,
         num_slots=num_slots,
         width=width,
-        features=stack.b.shape[1],
         parts=parts,
         max_rank=max_rank,
         row_threads=row_threads,
-        fetches_b=int(choices.FETCHES_B),
         eps=norm.eps,
     )
     norms = ceil_div(ceil_div(num_rows, threads // row_threads), blocks * slices)
@@ -127,7 +124,6 @@ def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: Adapte
     params = LoraShrinkParams(
         x=x,
         a=stack.a,
-        b=stack.b,
         factors=stack.factors,
         ranks=stack.selection.ranks,
         groups=rows.groups,
@@ -135,9 +131,7 @@ def _launch_shrink(device: CudaDevice, x: Tensor, stack: LoraStack, rows: Adapte
         num_rows=num_rows,
         num_slots=num_slots,
         width=width,
-        features=stack.b.shape[1],
         parts=parts,
         max_rank=max_rank,
-        fetches_b=int(choices.FETCHES_B),
     )
     device.launch(LORA_SHRINK, (cuda_type(x.dtype),), shrink_config_of(device, x, stack), params)
