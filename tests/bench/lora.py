@@ -4,8 +4,9 @@
 
 runs the model runner alone, with random weights and adapters on all projections, which the rows of a step share evenly.
 It prints the time of a step without adapters, with one for every row, and with one for half of the rows, and the share
-of the base's throughput that is left. The last line is JSON: those shares. With `--variants` the steps with adapters
-are measured once more for each choice that `tessera.engine.ops.cuda.lora.choices` has made, without it.
+of the base's throughput that is left. The last line is JSON: those shares. With `--variants` the same is measured once
+more for each choice that `tessera.engine.ops.cuda.lora.choices` has made, the other way round, or for those that are
+named: `--variants FUSES_NORMS FUSES_PRODUCTS,FUSES_GATES` is two more runs, the second with two choices turned round.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tests.bench.steps import BLOCK_SIZE, STEPS, DecodeSteps, measure_batches
 from tests.support.paths import BUILTIN
 
 BUILTIN_NAME = "builtin"
-CHOICES = ("FUSES_NORMS", "BEGINS_NEXT", "FETCHES_B", "FUSES_PRODUCTS", "FUSES_GATES")
+CHOICES = ("FUSES_NORMS", "BEGINS_NEXT", "FUSES_PRODUCTS", "FUSES_PRODUCTS,FUSES_GATES")
 
 
 def random_adapter(model: ModelConfig, rank: int, seed: int) -> Adapter:
@@ -78,6 +79,11 @@ def slots_of(options: argparse.Namespace) -> np.ndarray[Any, Any]:
     return np.arange(options.rows, dtype=np.int32) % options.adapters
 
 
+def turn(names: list[str]) -> None:
+    for name in names:
+        setattr(choices, name, not getattr(choices, name))
+
+
 def measure(runner: ModelRunner, options: argparse.Namespace, title: str) -> dict[str, float]:
     """-> the shares of the base's throughput, 1 for the base itself."""
     slots = slots_of(options)
@@ -91,7 +97,7 @@ def measure(runner: ModelRunner, options: argparse.Namespace, title: str) -> dic
         base = base or found["step us"]
         step, host = found["step us"], found["host us"]
         shares[name] = round(base / step, 4)
-        print(f"{title}{name}: step {step:.0f} us, host {host:.0f} us, {base / step:.1%} of the base")
+        print(f"{title}{name}: step {step:.0f} us, host {host:.0f} us, {base / step:.1%} of the base", flush=True)
     return shares
 
 
@@ -103,18 +109,21 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--variants", action="store_true", help="also without each choice of the kernels' launches")
+    parser.add_argument(
+        "--variants", nargs="*", metavar="CHOICE[,CHOICE]", help="also with these turned round, or each"
+    )
     options = parser.parse_args()
     device, _ = select_device(options.device)
     figures: dict[str, float | str | int] = {"model": options.model, "rows": options.rows}
     with tempfile.TemporaryDirectory() as work:
         folder = BUILTIN if options.model == BUILTIN_NAME else write_model(Path(work), options.model)
         figures.update(measure(make_runner(options, folder, device), options, ""))
-        for choice in CHOICES if options.variants else ():
-            setattr(choices, choice, not getattr(choices, choice))
-            title = f"{choice} = {getattr(choices, choice)}, "
+        for variant in () if options.variants is None else options.variants or CHOICES:
+            names = variant.split(",")
+            turn(names)
+            title = "".join(f"{name} = {getattr(choices, name)}, " for name in names)
             shares = measure(make_runner(options, folder, device), options, title)
-            setattr(choices, choice, not getattr(choices, choice))
+            turn(names)
             figures.update({title + name: share for name, share in shares.items() if name != "base"})
     print(json.dumps(figures))
 
