@@ -10,6 +10,15 @@ static_assert(LORA_RANKS == 16, "ranks are one mma's k");
 constexpr int SLOTS_OF_STAGE = TILE_K / LORA_RANKS;  // a slot's B beside a column is LORA_RANKS elements
 constexpr int LINE_COLUMNS = 64 / LORA_RANKS;        // of the product, whose B is one line of b_map
 
+// The bits of all lanes.
+__device__ __forceinline__ unsigned warp_or(unsigned bits) {
+#pragma unroll
+  for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) {
+    bits |= __shfl_xor_sync(FULL_WARP, bits, offset);
+  }
+  return bits;
+}
+
 // The slots whose B this block multiplies, a bit each, and the barrier that says that they are known: a warp
 // that multiplies finds them, which waits for nothing in this block, and all others ask for them.
 struct OwnSlots {
@@ -60,11 +69,7 @@ struct AdapterSums {
       const int of_row = first + lane < num_rows ? load_updated(slots + first + lane) : -1;
       if (of_row >= 0) named |= 1u << of_row;
     }
-#pragma unroll
-    for (int offset = WARP_SIZE / 2; offset > 0; offset /= 2) {
-      named |= __shfl_xor_sync(FULL_WARP, named, offset);
-    }
-    return named & __ballot_sync(FULL_WARP, adapts);
+    return warp_or(named) & __ballot_sync(FULL_WARP, adapts);
   }
 };
 
@@ -144,7 +149,10 @@ struct AdaptedSteps {
 // ranks 4 t to 4 t + 3 of row g, 1 and 3 those of row 8 + g. PARTS: of the columns that a warp group has.
 template <typename T, int PARTS>
 struct RowSums {
-  int slots[2];  // -1: none
+  int slots[2];       // -1: none
+  unsigned named[2];  // the slots of the warp's rows, a bit each
+  int ranks[2];
+  float factors[2][PARTS];
   unsigned high[PARTS][4], low[PARTS][4];
 
   __device__ __forceinline__ void find_slots(const AdapterSums& sums, int row) {
@@ -152,27 +160,38 @@ struct RowSums {
     for (int half = 0; half < 2; ++half) {
       slots[half] = row + 8 * half < sums.num_rows ? load_updated(sums.slots + row + 8 * half) : -1;
     }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) named[half] = warp_or(slots[half] >= 0 ? 1u << slots[half] : 0);
   }
 
-  // Of the parts from `part` on: factor * the sum of the slices in their order, 0 without an adapter.
+  // Of the parts from `part` on. Adapters are read without a wait, as slots are.
+  __device__ __forceinline__ void find_factors(const AdapterSums& sums, int part) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool is_adapted = slots[half] >= 0;
+      ranks[half] = is_adapted ? load_updated(sums.ranks + slots[half]) : 0;
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) {
+        const float* const from = sums.factors + slots[half] * sums.parts + part + p;
+        factors[half][p] = is_adapted ? load_updated(from) : 0.0f;
+      }
+    }
+  }
+
+  // Of the same parts: factor * the sum of the slices in their order, 0 without an adapter.
   __device__ __forceinline__ void load(const AdapterSums& sums, int row, int part) {
     constexpr int BATCH = 8 / PARTS;  // slices whose sums are under way at a time
     const int first = threadIdx.x % 4 * 4;
     const float* from[2][PARTS];
-    float scales[2][PARTS];
-    int ranks[2];
+    float inverses[2];
     float4 totals[2][PARTS] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int own_row = row + 8 * half;
-      const bool is_adapted = slots[half] >= 0;
-      ranks[half] = is_adapted ? load_updated(sums.ranks + slots[half]) : 0;
-      const float inverse =
-          is_adapted && sums.inverses != nullptr ? load_updated(sums.inverses + own_row) : 1.0f;
+      const bool is_normed = slots[half] >= 0 && sums.inverses != nullptr;
+      inverses[half] = is_normed ? load_updated(sums.inverses + own_row) : 1.0f;
 #pragma unroll
       for (int p = 0; p < PARTS; ++p) {
-        const float* const factor = sums.factors + slots[half] * sums.parts + part + p;
-        scales[half][p] = is_adapted ? load_updated(factor) * inverse : 0.0f;
         from[half][p] = sums.shrunk + (own_row * sums.parts + part + p) * LORA_RANKS + first;
       }
     }
@@ -186,7 +205,7 @@ struct RowSums {
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
           for (int p = 0; p < PARTS; ++p) {
-            const bool is_there = slice + i < sums.slices && first < ranks[half] && scales[half][p] != 0.0f;
+            const bool is_there = slice + i < sums.slices && first < ranks[half] && factors[half][p] != 0.0f;
             const float4* const place = reinterpret_cast<const float4*>(from[half][p] + (slice + i) * stride);
             loaded[i][half][p] = is_there ? load_updated(place) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
           }
@@ -213,10 +232,11 @@ struct RowSums {
         // Behind the slot's rank nothing was written.
         const float4 total = totals[half][p];
         const float values[4] = {total.x, total.y, total.z, total.w};
+        const float scale = factors[half][p] * inverses[half];
         T highs[4], lows[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float value = first + i < ranks[half] ? values[i] * scales[half][p] : 0.0f;
+          const float value = first + i < ranks[half] ? values[i] * scale : 0.0f;
           split_sum(value, highs[i], lows[i]);
         }
 #pragma unroll
@@ -243,22 +263,25 @@ struct AdaptedColumns {
   static constexpr int PART_BLOCKS = BLOCKS / PARTS;
   static constexpr int SLOT_ELEMENTS = V::TILE_N * LORA_RANKS;
 
-  float sums[BLOCKS][4];
+  // Of rows g, and of rows 8 + g: the products of the high elements of the sums with A, then of the low ones.
+  float sums[2][BLOCKS][4];
   RowSums<T, PARTS> rows;
 
-  // += those of a slot, whose B for the tile's columns begins at `b`.
-  __device__ __forceinline__ void add_slot(const T* b, int slot, int warpgroup_n) {
-    const bool is_own[2] = {rows.slots[0] == slot, rows.slots[1] == slot};
-    if (!__any_sync(FULL_WARP, is_own[0] || is_own[1])) return;
-    unsigned high[PARTS][4], low[PARTS][4];
+  __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int p = 0; p < PARTS; ++p) {
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        high[p][i] = is_own[i % 2] ? rows.high[p][i] : 0;
-        low[p][i] = is_own[i % 2] ? rows.low[p][i] : 0;
+      for (int j = 0; j < BLOCKS; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[half][j][i] = 0.0f;
       }
     }
+  }
+
+  // += those of a slot, whose B for the tile's columns begins at `b`. Both elements of a row's sums are rows
+  // of one product, as few slots have rows in both halves.
+  __device__ __forceinline__ void add_slot(const T* b, int slot, int warpgroup_n) {
+    if (((rows.named[0] | rows.named[1]) >> slot & 1) == 0) return;
     const int lane = threadIdx.x % WARP_SIZE;
     const T* const own = b + (warpgroup_n * PART_BLOCKS * 8 + lane / 4) * LORA_RANKS + lane % 4 * 4;
     uint2 weights[BLOCKS];
@@ -268,12 +291,21 @@ struct AdaptedColumns {
       weights[j] = *reinterpret_cast<const uint2*>(own + column * LORA_RANKS);
     }
 #pragma unroll
-    for (int j = 0; j < BLOCKS; ++j) {
-      mma_m16n8k16<T>(sums[j], high[j / PART_BLOCKS], {weights[j].x, weights[j].y});
-    }
+    for (int half = 0; half < 2; ++half) {
+      if ((rows.named[half] >> slot & 1) == 0) continue;
+      unsigned values[PARTS][4];
 #pragma unroll
-    for (int j = 0; j < BLOCKS; ++j) {
-      mma_m16n8k16<T>(sums[j], low[j / PART_BLOCKS], {weights[j].x, weights[j].y});
+      for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const unsigned value = i % 2 == 0 ? rows.high[p][i + half] : rows.low[p][i - 1 + half];
+          values[p][i] = rows.slots[half] == slot ? value : 0;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < BLOCKS; ++j) {
+        mma_m16n8k16<T>(sums[half][j], values[j / PART_BLOCKS], {weights[j].x, weights[j].y});
+      }
     }
   }
 
@@ -284,8 +316,8 @@ struct AdaptedColumns {
       if (rows.slots[half] < 0) continue;
 #pragma unroll
       for (int j = 0; j < BLOCKS; ++j) {
-        product[4 * j + 2 * half] += sums[j][2 * half];
-        product[4 * j + 2 * half + 1] += sums[j][2 * half + 1];
+        product[4 * j + 2 * half] += sums[half][j][0] + sums[half][j][2];
+        product[4 * j + 2 * half + 1] += sums[half][j][1] + sums[half][j][3];
       }
     }
   }

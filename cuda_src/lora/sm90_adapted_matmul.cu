@@ -26,16 +26,31 @@ __device__ __forceinline__ void multiply_adapted_tiles(const RingBlock<V>& block
       operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * V::WARPGROUP_N * TILE_K);
   T* const staging = ring + work.stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
   const int middle = work.num_steps / 2;
+  auto first_column = [&](int index) {
+    return (work.tile(index).y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+  };
+  // Behind the last column any part, whose sums are not stored.
+  auto part_at = [&](int column) {
+    return GATED ? 0 : min((column >= second) + (column >= third), adapters.parts - 1);
+  };
 
   Columns adapted;
   adapted.rows.find_slots(adapters, row0 + lane / 4);
   if (warp == 0) own_slots.tell(adapters.find_own(block.split, splits));
+  adapted.rows.find_factors(adapters, part_at(first_column(work.first)));
   const unsigned own = own_slots.ask();
   wait_for_earlier_kernels();
+  int part = -1;  // whose sums with A are there
   RingPosition at;
 #pragma unroll 1
   for (int index = work.first; index < work.tiles_n; index += work.stride) {
-    const int column0 = (work.tile(index).y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
+    const int column0 = first_column(index), own_part = part_at(column0);
+    // In front of the products, as x still comes when the first of them begin.
+    if (own != 0 && part != own_part) {
+      if (part >= 0) adapted.rows.find_factors(adapters, own_part);
+      adapted.rows.load(adapters, row0 + lane / 4, own_part);
+      part = own_part;
+    }
     Result<T, T> result = {bias == nullptr ? nullptr : bias + column0,
                            out + static_cast<long long>(row0) * out_columns + column0,
                            adapters.num_rows - row0,
@@ -63,12 +78,7 @@ __device__ __forceinline__ void multiply_adapted_tiles(const RingBlock<V>& block
       wgmma_wait<0>();
       if (end > begin) release_stage<1>(&block.empty[previous], lane);
       if (half == 1 || own == 0) continue;
-      adapted.rows.load(adapters, row0 + lane / 4, GATED ? 0 : (column0 >= second) + (column0 >= third));
-#pragma unroll
-      for (int j = 0; j < Columns::BLOCKS; ++j) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) adapted.sums[j][i] = 0.0f;
-      }
+      adapted.clear();
 #pragma unroll 1
       for (unsigned left = own; left != 0;) {
         barrier_wait(&block.full[at.stage], at.parity);
