@@ -30,6 +30,7 @@ from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import LinearWeight
+from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.linear_interface import Activate
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import Tensor, bfloat16, from_numpy, zeros
@@ -125,7 +126,11 @@ class Ranks:
     def time_of_layer(self, *, leaves: bool) -> float:
         """Of the products of one row, with their sums. `leaves`: to the products behind them; not a number where those
         kernels are not for it."""
-        return max(self(lambda index: self._time_of_layer(index, leaves=leaves)))
+        before, rank_products.LEAVES_SUMS = rank_products.LEAVES_SUMS, leaves
+        try:
+            return max(self(lambda index: self._time_of_layer(index, leaves=leaves)))
+        finally:
+            rank_products.LEAVES_SUMS = before
 
     def _time_of_layer(self, index: int, *, leaves: bool) -> float:
         device, ranks, count = self.devices[index], self.collectives[index], len(self.devices)
@@ -143,7 +148,7 @@ class Ranks:
         attended, stream, between, update, normed = row(heads), row(HIDDEN), row(HIDDEN), row(HIDDEN), row(HIDDEN)
         activated, scratch, projected = row(inner), row(2 * inner), row(QKV // count)
         norm = zeros((HIDDEN,), bfloat16, device)
-        if not ranks.leaves_sums([SummedHalf(out, up, "silu_mul"), SummedHalf(down, qkv, None)]) and leaves:
+        if leaves and not ranks.leaves_sums([SummedHalf(out, up, "silu_mul"), SummedHalf(down, qkv, None)]):
             return math.nan
 
         def launch() -> None:

@@ -178,6 +178,7 @@ def test_a_sum_is_left_to_the_product_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The stream has the bits of all ranks' updates added in their order, for each half of some layers."""
+    monkeypatch.setattr(rank_products, "LEAVES_SUMS", True)
     if EMULATED:
         for device in ranks.devices:
             monkeypatch.setattr(device, "multiprocessors", multiprocessors)
@@ -233,6 +234,7 @@ def test_a_sum_is_left_to_the_product_behind_it(
 
 def test_left_sums_are_numbered_on_the_device(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a CUDA graph with both halves of a layer may be replayed."""
+    monkeypatch.setattr(rank_products, "LEAVES_SUMS", True)
     width = inner = 264
     if EMULATED:
         for device in ranks.devices:
