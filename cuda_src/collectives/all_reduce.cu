@@ -1,6 +1,6 @@
 // Sums over ranks, in place and in the order of the ranks, so that all have the same bits.
 #include "generated/all_reduce.cuh"
-#include "packets.cuh"
+#include "summands.cuh"
 
 // x = x of rank 0 + x of rank 1 + ..., or residual += that sum, rounded once; x then stays.
 //   in:  x [size] T, boxes [ranks + 1] addresses
@@ -12,9 +12,9 @@ template <typename T, bool ADDS>
 __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   let_next_kernel_start();
-  Packets packets(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
+  Summands summands(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
   wait_for_earlier_kernels();
-  packets.begin();
+  summands.begin();
   const long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) * CHUNK;
   float own[CHUNK];
   if (i < size) {
@@ -22,15 +22,15 @@ __global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T
     ChunkWords<T> words;
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) words.elements[j] = from_float<T>(own[j]);
-    packets.push(0, words.of);
+    summands.push(0, words.of);
   }
-  packets.end_pushes();
+  summands.end_pushes();
   if (i < size) {
     float stream[CHUNK], sum[CHUNK] = {};
     if constexpr (ADDS) load_updated_floats(residual + i, size - i, stream);
     for (int other = 0; other < ranks; ++other) {
       unsigned pulled[1][ChunkWords<T>::WORDS];
-      if (other != rank) packets.pull(other, 1, pulled);
+      if (other != rank) summands.pull(other, 1, pulled);
       ChunkWords<T> words;
 #pragma unroll
       for (int w = 0; w < ChunkWords<T>::WORDS; ++w) words.of[w] = pulled[0][w];

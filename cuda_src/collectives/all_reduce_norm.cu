@@ -1,6 +1,6 @@
 // Sums over ranks, with the addition to the residual stream and the norm that follow.
 #include "generated/all_reduce_norm.cuh"
-#include "packets.cuh"
+#include "summands.cuh"
 
 // 16 bytes aligned; past this multiprocessor's cache, as `load_updated`.
 template <typename T>
@@ -21,11 +21,11 @@ __device__ __forceinline__ void store_words(T* target, const ChunkWords<T>& word
 }
 
 // residual += x of rank 0 + x of rank 1 + ..., rounded once; normed = RMSNorm of a row of it, as
-// rmsnorm_kernel. Every rank sends its rows to all others in packets.
+// rmsnorm_kernel. Every rank sends its rows to all others in summands.
 //   in:  x [rows, hidden] T, weight [hidden] T, boxes [ranks + 1] addresses
 //   out: residual [rows, hidden] T, normed [rows, hidden] T; x stays
 // Layout: contiguous, 16-byte aligned; hidden a multiple of CHUNK, at most ROW_CHUNKS chunks of each thread.
-// Grid: one block a row, at most PACKET_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none.
+// Grid: one block a row, at most COUNTED_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none.
 // Unit of work: a row of a block. Loads are of all chunks at once and without branches between them.
 template <typename T>
 __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE_NORM_PARAMS(T)) {
@@ -48,20 +48,20 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
       if (c < count) store_words(row + first + c * stride, words[c]);
     }
   };
-  Packets packets(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_NORM);
+  Summands summands(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_NORM);
   Words gains[ROW_CHUNKS], own[ROW_CHUNKS], stream[ROW_CHUNKS];
   load(weight, gains);
   wait_for_earlier_kernels();
 
-  packets.begin();
+  summands.begin();
   const long long start = static_cast<long long>(blockIdx.x) * hidden;
   load(x + start, own);
   load(residual + start, stream);
 #pragma unroll
   for (int c = 0; c < ROW_CHUNKS; ++c) {
-    if (c < count) packets.push(c, own[c].of);
+    if (c < count) summands.push(c, own[c].of);
   }
-  packets.end_pushes();
+  summands.end_pushes();
 
   float sums[ROW_CHUNKS][CHUNK] = {};
   auto add = [&](const Words(&words)[ROW_CHUNKS]) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
       add(own);
     } else if (count > 0) {
       unsigned pulled[ROW_CHUNKS][Words::WORDS];
-      packets.pull(other, count, pulled);
+      summands.pull(other, count, pulled);
       Words words[ROW_CHUNKS];
 #pragma unroll
       for (int c = 0; c < ROW_CHUNKS; ++c) {

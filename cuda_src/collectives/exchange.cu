@@ -54,16 +54,15 @@ __global__ void __launch_bounds__(THREADS) all_reduce_max_kernel(ALL_REDUCE_MAX_
   unsigned long long largest = 0;
   if (i < size) {
     largest = load_updated(x + i);
-    const unsigned words[2] = {static_cast<unsigned>(largest), static_cast<unsigned>(largest >> 32)};
-    packets.push(0, words);
+    packets.push(static_cast<unsigned>(largest), static_cast<unsigned>(largest >> 32));
   }
   packets.end_pushes();
   if (i < size) {
     for (int other = 0; other < ranks; ++other) {
       if (other == rank) continue;
-      unsigned words[1][2];
-      packets.pull(other, 1, words);
-      const unsigned long long theirs = static_cast<unsigned long long>(words[0][1]) << 32 | words[0][0];
+      unsigned low, high;
+      packets.pull(other, low, high);
+      const unsigned long long theirs = static_cast<unsigned long long>(high) << 32 | low;
       largest = theirs > largest ? theirs : largest;
     }
     x[i] = largest;

@@ -14,7 +14,7 @@
 // Nothing waits in a circle: what sends a row waits for nothing but earlier kernels of its rank, and what
 // takes one waits for those that send it. A place is written again only when its last row has been taken:
 // between two sums of one half of a layer, each rank has got something from every other, be it the row of the
-// other half or a sum by packets, that the other sent after it had taken the first.
+// other half or a sum in one shot, that the other sent after it had taken the first.
 class RankRows {
  public:
   __device__ __forceinline__ RankRows(const unsigned long long* boxes, int half, int rank, int ranks,

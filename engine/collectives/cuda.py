@@ -31,7 +31,7 @@ from tessera.engine.ops.cuda.collectives import (
     Board,
     BroadcastParams,
     GatherColumnsParams,
-    box_bytes,
+    empty_box,
     instantiations,
     launch_own_ids,
     meeting_config,
@@ -43,7 +43,7 @@ from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.cuda.linear.rank_products import MatmulOfRanksParams, MatmulToRanksParams, RowProduct
 from tessera.engine.ops.cuda.types import CHUNK, aligned, cuda_type
 from tessera.engine.ops.linear_interface import Activation
-from tessera.engine.tensor import Tensor, empty, from_numpy, uint8, uint32, uint64
+from tessera.engine.tensor import Tensor, from_numpy, uint32, uint64
 
 STEP_PATIENCE = 4.0  # seconds
 START_PATIENCE = 30.0  # seconds at the first steps, for which kernels may still be loaded
@@ -52,7 +52,7 @@ logger = logging.getLogger("tessera.engine")
 
 
 class CudaCollectives(Collectives):
-    """Small sums in one shot, in packets to the boxes of all ranks; large ones in two, by writing to all ranks.
+    """Small sums in one shot, to the boxes of all ranks; large ones in two, by writing to all ranks.
 
     Attributes:
         starting: while ranks warm up, a kernel waits longer for others; not in a CUDA graph.
@@ -67,8 +67,7 @@ class CudaCollectives(Collectives):
         super().__init__(index, group.rendezvous)
         self.starting, self.patience = True, STEP_PATIENCE
         self._group, self._device = group, device
-        self._box = empty((box_bytes(self.size),), uint8, device)
-        device.fill_bytes(self._box.pointer, 0, self._box.nbytes)
+        self._box = from_numpy(empty_box(self.size), device)
         device.synchronize()
         self._board = device.pinned(len(Board) * uint32.itemsize)
         board = self._board.array.view(np.uint32)

@@ -72,7 +72,8 @@ def declare_header(
 
 def _constant(name: str, value: int) -> str:
     about = value.about if isinstance(value, Constant) else ""
-    return f"constexpr int {name} = {int(value)};" + (f"  // {about}" if about else "") + "\n"
+    kind = "int" if value < 1 << 31 else "unsigned"
+    return f"constexpr {kind} {name} = {int(value)};" + (f"  // {about}" if about else "") + "\n"
 
 
 def _signature(params: type[tuple[Any, ...]]) -> str:

@@ -19,7 +19,7 @@ from tessera.engine.cuda.driver import find_device
 from tessera.engine.formats import LinearWeight
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.collectives import packets_fit
+from tessera.engine.ops.cuda.collectives import rows_fit
 from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.linear_interface import Activate, Activation, RMSNorm
 from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
@@ -128,7 +128,7 @@ def test_the_sum_is_added_at_once_and_rounded_once(ranks: Ranks, shape: tuple[in
 
 
 # Rows of one block; of several chunks a thread; of threads with fewer chunks; more than there are blocks; rows that are
-# longer than packets.
+# longer than places.
 LONGER = [] if EMULATED else [(1, 4096), (128, 4096), (250, 4096), (130, 8192), (300, 8192), (2, 16384)]
 NORMED = [(2, 256), (3, 1160), (2, 2056), (131, 264), (257, 1024), *LONGER]
 
@@ -151,7 +151,7 @@ def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.
         _, expected, of_cpu, alone_of_cpu = cpu(call)[0]
     assert np.array_equal(of_cpu, alone_of_cpu)
     for done, added, normed, alone in ranks(call):
-        assert done == packets_fit(*shape, dtype.itemsize, len(arrays))
+        assert done == rows_fit(*shape, dtype.itemsize, len(arrays))
         if done:
             assert np.array_equal(added, expected)
             assert np.array_equal(normed, alone)

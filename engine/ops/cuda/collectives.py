@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -30,26 +30,30 @@ from tessera.engine.tensor import Tensor
 
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
-PACKET_BLOCKS = Constant(256, "of a grid that sends packets")
+COUNTED_BLOCKS = Constant(256, "of a grid whose blocks count their meetings")
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
 FLAGS = Constant(
     64, "where a box has its flags, in bytes; before them are the epoch, the blocks that ended, and reports begun"
 )
 ADDRESSES = Constant(FLAGS + 2 * MAX_RANKS * MAX_BLOCKS * 4, "where it has the addresses that it was told")
-MEETINGS = Constant(ADDRESSES + 2 * MAX_RANKS * MAX_BLOCKS * 8, "where each block counts its meetings by packets")
+MEETINGS = Constant(ADDRESSES + 2 * MAX_RANKS * MAX_BLOCKS * 8, "where each block counts its meetings")
 MOST_LEFT = 8192  # elements of a row whose sum the next product takes
-SUM_COUNTS = Constant(MEETINGS + PACKET_BLOCKS * 4, "where sums are counted that were taken, and that were sent")
+SUM_COUNTS = Constant(MEETINGS + COUNTED_BLOCKS * 4, "where sums are counted that were taken, and that were sent")
 SUM_PACKETS = Constant(SUM_COUNTS + 64, "where the packets of rows are that products send, of both halves of a layer")
 ROW_PACKETS = Constant(MOST_LEFT // 2, "of a row and a rank: 8 bytes each, with two elements of 16 bits")
-PACKETS = Constant(
-    SUM_PACKETS + 2 * MAX_RANKS * ROW_PACKETS * 8, "where the packets of a meeting are, and of the one after it"
+PLACES = Constant(
+    SUM_PACKETS + 2 * MAX_RANKS * ROW_PACKETS * 8,
+    "where a box has the places of meetings with even numbers, then odd ones",
 )
-BLOCK_PACKETS = Constant(THREADS * CHUNK, "of a block and a rank: 8 bytes each, with 4 of data")
+BLOCK_SUMMANDS = Constant(THREADS * CHUNK * 4, "bytes of a block and a rank")
+PACKETS = Constant(COUNTED_BLOCKS * BLOCK_SUMMANDS, "where packets are in a rank's places, behind the summands")
+PLACES_BYTES = Constant(PACKETS + MAX_BLOCKS * THREADS * 16, "of a rank in a meeting")
+EMPTY = Constant(0x80000000, "a word that has not come")
 PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
 # Elements of a sum in one shot with the norm: 2 MB in 16 bits. Beyond, two shots and the norm's kernel take less.
 MOST_NORMED = 1 << 20
-PACKET_THREADS = Constant(BLOCK_PACKETS * 2 // (CHUNK * NORM_CHUNKS), "of a row that is sent in packets, at most")
+SUMMED_THREADS = Constant(BLOCK_SUMMANDS // (2 * CHUNK * NORM_CHUNKS), "of a row that is sent, at most")
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
 
 
@@ -230,7 +234,6 @@ declare_header(
     {
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
-        "PACKET_BLOCKS": PACKET_BLOCKS,
         "POLLS": POLLS,
         "FLAGS": FLAGS,
         "ADDRESSES": ADDRESSES,
@@ -238,8 +241,11 @@ declare_header(
         "SUM_COUNTS": SUM_COUNTS,
         "SUM_PACKETS": SUM_PACKETS,
         "ROW_PACKETS": ROW_PACKETS,
+        "PLACES": PLACES,
+        "PLACES_BYTES": PLACES_BYTES,
+        "BLOCK_SUMMANDS": BLOCK_SUMMANDS,
         "PACKETS": PACKETS,
-        "BLOCK_PACKETS": BLOCK_PACKETS,
+        "EMPTY": EMPTY,
         "LARGEST_ID": LARGEST_ID,
     },
     declarations=c_enum("Meeting", Meeting) + c_enum("Board", Board),
@@ -251,7 +257,7 @@ declare_header(
     params=(AllReduceParams, AllReducePartsParams),
 )
 declare_header(
-    "all_reduce_norm", __name__, {"MAX_THREADS": PACKET_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
+    "all_reduce_norm", __name__, {"MAX_THREADS": SUMMED_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
 )
 declare_header(
     "exchange",
@@ -282,9 +288,11 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     ]
 
 
-def box_bytes(ranks: int) -> int:
-    """Of a rank's box among so many."""
-    return PACKETS + 2 * ranks * PACKET_BLOCKS * BLOCK_PACKETS * 8
+def empty_box(ranks: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """What the box of a rank among so many begins with."""
+    words = np.zeros((PLACES + 2 * ranks * PLACES_BYTES) // 4, np.uint32)
+    words[PLACES // 4 :].reshape(2 * ranks, PLACES_BYTES // 4)[:, : PACKETS // 4] = EMPTY
+    return words
 
 
 def most_at_once(ranks: int) -> int:
@@ -295,13 +303,13 @@ def most_at_once(ranks: int) -> int:
 def most_rows(threads: int, multiprocessors: int) -> int:
     """Before a norm, a block of so many threads each: two have room on a multiprocessor, however many registers they
     take, or one of the largest."""
-    return multiprocessors * (2 if 2 * threads <= PACKET_THREADS else 1)
+    return multiprocessors * (2 if 2 * threads <= SUMMED_THREADS else 1)
 
 
-def packets_fit(rows: int, hidden: int, itemsize: int, ranks: int) -> bool:
-    """Whether rows before a norm, a block each, are sent in packets."""
+def rows_fit(rows: int, hidden: int, itemsize: int, ranks: int) -> bool:
+    """Whether rows before a norm, a block each, are sent in one shot."""
     most = MOST_NORMED // (ranks - 1)
-    return rows <= PACKET_BLOCKS and rows * hidden <= most and hidden * itemsize <= BLOCK_PACKETS * 4
+    return rows <= COUNTED_BLOCKS and rows * hidden <= most and hidden * itemsize <= BLOCK_SUMMANDS
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
@@ -311,11 +319,11 @@ def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS
 
 
 def norm_config(rows: int, hidden: int, ranks: int, itemsize: int) -> LaunchConfig | None:
-    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None for what packets have no room for."""
+    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None for what places have no room for."""
     config = rmsnorm_config(rows, hidden)
     threads = config.block[0]
-    fits = hidden <= threads * CHUNK * NORM_CHUNKS and threads <= PACKET_THREADS
-    return config if fits and hidden % CHUNK == 0 and packets_fit(rows, hidden, itemsize, ranks) else None
+    fits = hidden <= threads * CHUNK * NORM_CHUNKS and threads <= SUMMED_THREADS
+    return config if fits and hidden % CHUNK == 0 and rows_fit(rows, hidden, itemsize, ranks) else None
 
 
 def launch_own_ids(device: CudaDevice, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> None:
