@@ -2,79 +2,92 @@
 #include "generated/all_reduce.cuh"
 #include "summands.cuh"
 
-// x = x of rank 0 + x of rank 1 + ..., or residual += that sum, rounded once; x then stays.
-//   in:  x [size] T, boxes [ranks + 1] addresses
-//   out: x, or residual [size] T where ADDS
-// Layout: contiguous; 16-byte accesses where addresses allow them. At most MAX_BLOCKS blocks' elements.
-// Grid: one block for each THREADS * CHUNK elements. Block: THREADS. Shared memory: none.
-// Unit of work: a chunk of a thread, which every rank sends to all others (one shot).
-template <typename T, bool ADDS>
-__global__ void __launch_bounds__(THREADS) all_reduce_kernel(ALL_REDUCE_PARAMS(T)) {
-  ASSERT_ELEMENT(T);
-  let_next_kernel_start();
-  Summands summands(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
-  wait_for_earlier_kernels();
-  summands.begin();
-  const long long i = (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x) * CHUNK;
-  float own[CHUNK];
-  if (i < size) {
-    load_updated_floats(x + i, size - i, own);
-    ChunkWords<T> words;
-#pragma unroll
-    for (int j = 0; j < CHUNK; ++j) words.elements[j] = from_float<T>(own[j]);
-    summands.push(0, words.of);
-  }
-  summands.end_pushes();
-  if (i < size) {
-    float stream[CHUNK], sum[CHUNK] = {};
-    if constexpr (ADDS) load_updated_floats(residual + i, size - i, stream);
-    for (int other = 0; other < ranks; ++other) {
-      unsigned pulled[1][ChunkWords<T>::WORDS];
-      if (other != rank) summands.pull(other, 1, pulled);
-      ChunkWords<T> words;
-#pragma unroll
-      for (int w = 0; w < ChunkWords<T>::WORDS; ++w) words.of[w] = pulled[0][w];
-#pragma unroll
-      for (int j = 0; j < CHUNK; ++j) sum[j] += other == rank ? own[j] : to_float(words.elements[j]);
-    }
-    if constexpr (ADDS) {
-#pragma unroll
-      for (int j = 0; j < CHUNK; ++j) sum[j] += stream[j];
-    }
-    store_floats((ADDS ? residual : x) + i, size - i, sum);
-  }
-}
-
 // Chunks chunk, chunk + THREADS, ... of x [size], as far as they are before `last`.
-template <typename T>
+template <typename T, int PIECES>
 __device__ __forceinline__ void load_part(const T* x, long long chunk, long long last, long long size,
-                                          float (&values)[PART_CHUNKS][CHUNK]) {
+                                          float (&values)[PIECES][CHUNK]) {
 #pragma unroll
-  for (int p = 0; p < PART_CHUNKS; ++p, chunk += THREADS) {
+  for (int p = 0; p < PIECES; ++p, chunk += THREADS) {
     if (chunk < last) load_updated_floats(x + chunk * CHUNK, size - chunk * CHUNK, values[p]);
   }
 }
 
-template <typename T>
-__device__ __forceinline__ void store_part(const float (&values)[PART_CHUNKS][CHUNK], T* x, long long chunk,
+template <typename T, int PIECES>
+__device__ __forceinline__ void store_part(const float (&values)[PIECES][CHUNK], T* x, long long chunk,
                                            long long last, long long size) {
 #pragma unroll
-  for (int p = 0; p < PART_CHUNKS; ++p, chunk += THREADS) {
+  for (int p = 0; p < PIECES; ++p, chunk += THREADS) {
     if (chunk < last) store_floats(x + chunk * CHUNK, size - chunk * CHUNK, values[p]);
   }
 }
 
-__device__ __forceinline__ void add(const float (&values)[PART_CHUNKS][CHUNK],
-                                    float (&sums)[PART_CHUNKS][CHUNK]) {
+template <int PIECES>
+__device__ __forceinline__ void add(const float (&values)[PIECES][CHUNK], float (&sums)[PIECES][CHUNK]) {
 #pragma unroll
-  for (int p = 0; p < PART_CHUNKS; ++p) {
+  for (int p = 0; p < PIECES; ++p) {
 #pragma unroll
     for (int j = 0; j < CHUNK; ++j) sums[p][j] += values[p][j];
   }
 }
 
-// The same for any size and without a box: each rank sums an equal part of the elements, and writes the sums
-// to all ranks (two shots).
+// x = x of rank 0 + x of rank 1 + ..., or residual += that sum, rounded once; x then stays.
+//   in:  x [size] T, boxes [ranks + 1] addresses
+//   out: x, or residual [size] T where ADDS
+// Layout: contiguous; 16-byte accesses where addresses allow them.
+// Grid: any, of which all blocks are on the device at a time, at most COUNTED_BLOCKS. Block: THREADS. Shared
+// memory: none.
+// Unit of work: PIECES chunks of a thread, THREADS apart, which every rank sends to all others (one shot); a
+// meeting of a block's. What is beyond `size` goes as zeros, so that all threads are at all meetings.
+template <typename T, bool ADDS, int PIECES>
+__global__ void __launch_bounds__(THREADS, SUMMING_BLOCKS) all_reduce_kernel(ALL_REDUCE_PARAMS(T)) {
+  ASSERT_ELEMENT(T);
+  using Words = ChunkWords<T>;
+  let_next_kernel_start();
+  Summands summands(boxes, rank, ranks, patience, Meeting::ALL_REDUCE);
+  wait_for_earlier_kernels();
+  summands.begin();
+  const long long chunks = ceil_div(size, static_cast<long long>(CHUNK));
+  const long long step = static_cast<long long>(gridDim.x) * THREADS * PIECES;
+  const long long first = static_cast<long long>(blockIdx.x) * THREADS * PIECES;
+#pragma unroll 1
+  for (long long begin = first; begin < chunks; begin += step) {
+    const long long c = begin + threadIdx.x;
+    float own[PIECES][CHUNK] = {}, stream[PIECES][CHUNK] = {}, sums[PIECES][CHUNK] = {};
+    load_part(x, c, chunks, size, own);
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+      Words words;
+#pragma unroll
+      for (int j = 0; j < CHUNK; ++j) words.elements[j] = from_float<T>(own[p][j]);
+      summands.push(p, words.of);
+    }
+    if (begin == first) summands.end_pushes(static_cast<int>(ceil_div(chunks - first, step)));
+    if constexpr (ADDS && PIECES == 1) load_part(residual, c, chunks, size, stream);
+    for (int other = 0; other < ranks; ++other) {
+      if (other == rank) {
+        add(own, sums);
+        continue;
+      }
+      unsigned pulled[PIECES][Words::WORDS];
+      summands.pull(other, PIECES, pulled);
+#pragma unroll
+      for (int p = 0; p < PIECES; ++p) {
+        Words words;
+#pragma unroll
+        for (int w = 0; w < Words::WORDS; ++w) words.of[w] = pulled[p][w];
+#pragma unroll
+        for (int j = 0; j < CHUNK; ++j) sums[p][j] += to_float(words.elements[j]);
+      }
+    }
+    if constexpr (ADDS && PIECES > 1) load_part(residual, c, chunks, size, stream);  // for want of registers
+    if constexpr (ADDS) add(stream, sums);
+    store_part(sums, ADDS ? residual : x, c, chunks, size);
+    if (begin + step < chunks) summands.begin_next();
+  }
+}
+
+// The same without a box, for much between more than two ranks: each sums an equal part of the elements, and
+// writes the sums to all (two shots).
 //   in:  x [size] T, boxes [ranks + 1] addresses
 //   out: x, or residual [size] T where ADDS, which all ranks have alike
 // Layout: contiguous; 16-byte accesses where addresses allow them.

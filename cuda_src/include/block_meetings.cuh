@@ -21,13 +21,21 @@ class BlockMeetings {
   }
 
   // After earlier kernels, which may have met.
-  __device__ __forceinline__ void begin() { meeting_ = __ldcg(meetings(own_)) + 1; }
+  __device__ __forceinline__ void begin() { meeting_ = __ldcg(meetings_of(own_)) + 1; }
 
-  // To be called by all threads of the block when they have pushed, before any pulls: all is sent before any
-  // waits, and all know the meeting's number, which may go up.
-  __device__ __forceinline__ void end_pushes() const {
+  // To be called by all threads of the block when they have pushed in the first of its `meetings`, before any
+  // pulls: all is sent before any waits, and all know the meeting's number, which may go up.
+  __device__ __forceinline__ void end_pushes(int meetings = 1) const {
     __syncthreads();
-    if (threadIdx.x == 0) *meetings(own_) = meeting_;
+    if (threadIdx.x == 0) *meetings_of(own_) = meeting_ + meetings - 1;
+  }
+
+  // The kernel's next meeting, once this thread has pulled from all others. It need not know of other
+  // threads: each writes where none but itself has written and read in this kernel. What it read and left in
+  // its places comes before what it pushes now, which others see before they write there.
+  __device__ __forceinline__ void begin_next() {
+    __threadfence_system();
+    ++meeting_;
   }
 
  protected:
@@ -42,7 +50,7 @@ class BlockMeetings {
   __device__ __forceinline__ unsigned long long look_again(int other, unsigned polls,
                                                            unsigned long long begun) const {
     if (polls % POLLS != 0) return begun;
-    const unsigned seen = load_acquire_system(meetings(boxes_[other]));
+    const unsigned seen = load_acquire_system(meetings_of(boxes_[other]));
     const Wait wait{kind_, static_cast<unsigned>(other), START, meeting_, seen};
     return check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
                       reinterpret_cast<unsigned*>(own_) + 2);
@@ -54,7 +62,7 @@ class BlockMeetings {
 
  private:
   // Of this block.
-  __device__ __forceinline__ unsigned* meetings(unsigned long long box) const {
+  __device__ __forceinline__ unsigned* meetings_of(unsigned long long box) const {
     return reinterpret_cast<unsigned*>(box + MEETINGS) + blockIdx.x;
   }
 

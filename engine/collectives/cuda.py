@@ -23,7 +23,6 @@ from tessera.engine.ops.cuda.collectives import (
     GATHER_COLUMNS,
     MAX_BLOCKS,
     MOST_LEFT,
-    THREADS,
     AllReduceMaxParams,
     AllReduceNormParams,
     AllReduceParams,
@@ -38,6 +37,7 @@ from tessera.engine.ops.cuda.collectives import (
     most_at_once,
     most_rows,
     norm_config,
+    sum_config,
 )
 from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.cuda.linear.rank_products import MatmulOfRanksParams, MatmulToRanksParams, RowProduct
@@ -52,7 +52,7 @@ logger = logging.getLogger("tessera.engine")
 
 
 class CudaCollectives(Collectives):
-    """Small sums in one shot, to the boxes of all ranks; large ones in two, by writing to all ranks.
+    """Sums in one shot, to the boxes of all ranks; large ones of more than two in two, by writing to all ranks.
 
     Attributes:
         starting: while ranks warm up, a kernel waits longer for others; not in a CUDA graph.
@@ -80,7 +80,6 @@ class CudaCollectives(Collectives):
         # Of which each finds a multiprocessor, on the smallest of the devices.
         self._multiprocessors = min(other.multiprocessors for other in group.devices if other is not None)
         self._most_blocks = min(MAX_BLOCKS, self._multiprocessors)
-        self._most_at_once = min(most_at_once(self.size), self._most_blocks * THREADS * CHUNK)
         self._boxes = from_numpy(np.array([*group.boxes, board.ctypes.data], uint64), device)
         self.wait_for_all()
 
@@ -187,10 +186,10 @@ class CudaCollectives(Collectives):
     def _all_reduce(self, x: Tensor, residual: Tensor | None) -> None:
         """`residual`: gets the sum added, instead of x becoming it."""
         template = cuda_type(x.dtype), "false" if residual is None else "true"
-        if x.size <= self._most_at_once:
-            config = meeting_config(x.size, CHUNK)
+        if self.size == 2 or x.size <= most_at_once(self.size):
+            config, pieces = sum_config(x.size, x.dtype.itemsize, self._multiprocessors)
             params = AllReduceParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)
-            self._launch(ALL_REDUCE, template, config, params)
+            self._launch(ALL_REDUCE, (*template, str(pieces)), config, params)
             return
         config = meeting_config(x.size, CHUNK, self._most_blocks)
         parts = AllReducePartsParams(x, residual, self._boxes, x.size, self.index, self.size, self._patience)

@@ -92,6 +92,17 @@ def test_sums_are_those_of_the_cpu_bit_for_bit(ranks: Ranks, shape: tuple[int, i
     check_sums(ranks, shape, dtype)
 
 
+@pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
+def test_blocks_meet_several_times_in_a_sum(
+    ranks: Ranks, dtype: np.dtype[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one multiprocessor's blocks: the last time with a part of what a block takes, and one less often."""
+    for collectives in ranks.collectives:
+        monkeypatch.setattr(collectives, "_multiprocessors", 1)
+    for shape in ((1, 5 * 8192 + 4100), (1, 20000), (2, 7 * 8192 + 8)):
+        check_sums(ranks, shape, dtype)
+
+
 def test_sums_follow_one_another(ranks: Ranks) -> None:
     """Of other sizes, so that blocks of a kernel meet data of the one before last; each rank's thread goes ahead."""
     sizes = [4096, 64, 20000, 8, 4096, 12288, 8]

@@ -24,7 +24,7 @@ from tessera.engine.cuda.params import (
     Uint64,
 )
 from tessera.engine.ops.cuda.sampling import ROW_BLOCK, InRows, row_block_config
-from tessera.engine.ops.cuda.types import CHUNK, NORM_CHUNKS, ceil_div, rmsnorm_config
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, CHUNK, NORM_CHUNKS, ceil_div, rmsnorm_config
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Tensor
 
@@ -50,6 +50,7 @@ BLOCK_SUMMANDS = Constant(THREADS * CHUNK * 4, "bytes of a block and a rank")
 PACKETS = Constant(COUNTED_BLOCKS * BLOCK_SUMMANDS, "where packets are in a rank's places, behind the summands")
 PLACES_BYTES = Constant(PACKETS + MAX_BLOCKS * THREADS * 16, "of a rank in a meeting")
 EMPTY = Constant(0x80000000, "a word that has not come")
+SUMMING_BLOCKS = Constant(2, "of a sum in one shot, that have room on a multiprocessor")
 PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
 # Elements of a sum in one shot with the norm: 2 MB in 16 bits. Beyond, two shots and the norm's kernel take less.
 MOST_NORMED = 1 << 20
@@ -185,7 +186,12 @@ class SliceTokensParams(NamedTuple):
 
 
 ALL_REDUCE = KernelSpec(
-    "collectives/all_reduce.cu", "all_reduce_kernel", ("T", "ADDS"), AllReduceParams, overlaps=True, on_demand=True
+    "collectives/all_reduce.cu",
+    "all_reduce_kernel",
+    ("T", "ADDS", "PIECES"),
+    AllReduceParams,
+    overlaps=True,
+    on_demand=True,
 )
 ALL_REDUCE_PARTS = KernelSpec(
     "collectives/all_reduce.cu",
@@ -253,7 +259,7 @@ declare_header(
 declare_header(
     "all_reduce",
     __name__,
-    {"THREADS": THREADS, "PART_CHUNKS": PART_CHUNKS},
+    {"THREADS": THREADS, "PART_CHUNKS": PART_CHUNKS, "SUMMING_BLOCKS": SUMMING_BLOCKS},
     params=(AllReduceParams, AllReducePartsParams),
 )
 declare_header(
@@ -271,12 +277,14 @@ declare_header("slice", __name__, {"THREADS": ROW_BLOCK}, (SliceBestParams, Slic
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that ranks launch for activations of these C types."""
-    found: list[Instantiation] = [
-        (spec, (dtype, adds))
-        for spec in (ALL_REDUCE, ALL_REDUCE_PARTS)
-        for dtype in dtypes
-        for adds in ("false", "true")
-    ]
+    found: list[Instantiation] = []
+    for dtype, name in C_TYPE_NAMES.items():
+        if name not in dtypes:
+            continue
+        for adds in ("false", "true"):
+            numbers = sorted({1, most_pieces(dtype.itemsize)})
+            found += [(ALL_REDUCE, (name, adds, str(pieces))) for pieces in numbers]
+            found.append((ALL_REDUCE_PARTS, (name, adds)))
     found += [(ALL_REDUCE_NORM, (dtype,)) for dtype in dtypes]
     return [
         *found,
@@ -296,7 +304,8 @@ def empty_box(ranks: int) -> np.ndarray[Any, np.dtype[np.uint32]]:
 
 
 def most_at_once(ranks: int) -> int:
-    """Elements of a sum in one shot: each rank sends all of them to every other."""
+    """Elements of a sum in one shot among more than two ranks: each sends all of them to every other. Between two it is
+    always one, as two would move as much."""
     return MAX_BLOCKS * THREADS * CHUNK // (ranks - 1)
 
 
@@ -316,6 +325,20 @@ def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS
     """Of a kernel in which blocks wait for those of other ranks."""
     blocks = min(max(ceil_div(size, THREADS * per_thread), 1), most_blocks)
     return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
+
+
+def most_pieces(itemsize: int) -> int:
+    """Chunks of a thread that a place has room for."""
+    return BLOCK_SUMMANDS // (THREADS * CHUNK * itemsize)
+
+
+def sum_config(size: int, itemsize: int, multiprocessors: int) -> tuple[LaunchConfig, int]:
+    """Of a sum in one shot, and the pieces of a thread; blocks meet equally often."""
+    most = min(COUNTED_BLOCKS, SUMMING_BLOCKS * multiprocessors)
+    pieces = 1 if size <= most * THREADS * CHUNK else most_pieces(itemsize)
+    units = max(ceil_div(size, THREADS * CHUNK * pieces), 1)
+    blocks = ceil_div(units, ceil_div(units, most))
+    return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1)), pieces
 
 
 def norm_config(rows: int, hidden: int, ranks: int, itemsize: int) -> LaunchConfig | None:
