@@ -34,8 +34,7 @@ __device__ __forceinline__ void add(const float (&values)[PIECES][CHUNK], float 
 //   in:  x [size] T, boxes [ranks + 1] addresses
 //   out: x, or residual [size] T where ADDS
 // Layout: contiguous; 16-byte accesses where addresses allow them.
-// Grid: any, of which all blocks are on the device at a time, at most COUNTED_BLOCKS. Block: THREADS. Shared
-// memory: none.
+// Grid: at most COUNTED_BLOCKS, all of them on the device at a time. Block: THREADS. Shared memory: none.
 // Unit of work: PIECES chunks of a thread, THREADS apart, which every rank sends to all others (one shot); a
 // meeting of a block's. What is beyond `size` goes as zeros, so that all threads are at all meetings.
 template <typename T, bool ADDS, int PIECES>

@@ -21,14 +21,17 @@ __device__ __forceinline__ void store_words(T* target, const ChunkWords<T>& word
 }
 
 // residual += x of rank 0 + x of rank 1 + ..., rounded once; normed = RMSNorm of a row of it, as
-// rmsnorm_kernel. Every rank sends its rows to all others in summands.
+// rmsnorm_kernel. Every rank sends its rows to all others.
 //   in:  x [rows, hidden] T, weight [hidden] T, boxes [ranks + 1] addresses
 //   out: residual [rows, hidden] T, normed [rows, hidden] T; x stays
 // Layout: contiguous, 16-byte aligned; hidden a multiple of CHUNK, at most ROW_CHUNKS chunks of each thread.
-// Grid: one block a row, at most COUNTED_BLOCKS. Block: whole warps, up to MAX_THREADS. Shared memory: none.
-// Unit of work: a row of a block. Loads are of all chunks at once and without branches between them.
-template <typename T>
-__global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE_NORM_PARAMS(T)) {
+// Grid: at most COUNTED_BLOCKS, all of them on the device at a time; a block a row if ONCE. Block: whole
+// warps, up to MAX_THREADS. Shared memory: none.
+// Unit of work: a row of a block, for which it meets. Loads are of all chunks at once and without branches
+// between them. They are early if ONCE; else more blocks take turns, which have fewer registers each.
+template <typename T, bool ONCE>
+__global__ void __launch_bounds__(MAX_THREADS, ONCE ? 1 : SUMMING_BLOCKS)
+    all_reduce_norm_kernel(ALL_REDUCE_NORM_PARAMS(T)) {
   ASSERT_ELEMENT(T);
   using Words = ChunkWords<T>;
   let_next_kernel_start();
@@ -50,61 +53,70 @@ __global__ void __launch_bounds__(MAX_THREADS) all_reduce_norm_kernel(ALL_REDUCE
   };
   Summands summands(boxes, rank, ranks, patience, Meeting::ALL_REDUCE_NORM);
   Words gains[ROW_CHUNKS], own[ROW_CHUNKS], stream[ROW_CHUNKS];
-  load(weight, gains);
+  if constexpr (ONCE) load(weight, gains);
   wait_for_earlier_kernels();
 
   summands.begin();
-  const long long start = static_cast<long long>(blockIdx.x) * hidden;
-  load(x + start, own);
-  load(residual + start, stream);
-#pragma unroll
-  for (int c = 0; c < ROW_CHUNKS; ++c) {
-    if (c < count) summands.push(c, own[c].of);
-  }
-  summands.end_pushes();
-
-  float sums[ROW_CHUNKS][CHUNK] = {};
-  auto add = [&](const Words(&words)[ROW_CHUNKS]) {
+  const int step = gridDim.x;
+#pragma unroll 1
+  for (int row = blockIdx.x;; row += step) {
+    const long long start = static_cast<long long>(row) * hidden;
+    load(x + start, own);
+    if constexpr (ONCE) load(residual + start, stream);
 #pragma unroll
     for (int c = 0; c < ROW_CHUNKS; ++c) {
-#pragma unroll
-      for (int j = 0; j < CHUNK; ++j) sums[c][j] += to_float(words[c].elements[j]);
+      if (c < count) summands.push(c, own[c].of);
     }
-  };
-  for (int other = 0; other < ranks; ++other) {
-    if (other == rank) {
-      add(own);
-    } else if (count > 0) {
-      unsigned pulled[ROW_CHUNKS][Words::WORDS];
-      summands.pull(other, count, pulled);
-      Words words[ROW_CHUNKS];
+    if (row == blockIdx.x) summands.end_pushes(ceil_div(rows - row, step));
+
+    float sums[ROW_CHUNKS][CHUNK] = {};
+    auto add = [&](const Words(&words)[ROW_CHUNKS]) {
 #pragma unroll
       for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
-        for (int w = 0; w < Words::WORDS; ++w) words[c].of[w] = pulled[c][w];
+        for (int j = 0; j < CHUNK; ++j) sums[c][j] += to_float(words[c].elements[j]);
       }
-      add(words);
+    };
+    for (int other = 0; other < ranks; ++other) {
+      if (other == rank) {
+        add(own);
+      } else if (count > 0) {
+        unsigned pulled[ROW_CHUNKS][Words::WORDS];
+        summands.pull(other, count, pulled);
+        Words words[ROW_CHUNKS];
+#pragma unroll
+        for (int c = 0; c < ROW_CHUNKS; ++c) {
+#pragma unroll
+          for (int w = 0; w < Words::WORDS; ++w) words[c].of[w] = pulled[c][w];
+        }
+        add(words);
+      }
     }
-  }
-  add(stream);
+    if constexpr (!ONCE) load(residual + start, stream);
+    add(stream);
 
-  float sum_of_squares = 0.0f;
+    float sum_of_squares = 0.0f;
 #pragma unroll
-  for (int c = 0; c < ROW_CHUNKS; ++c) {
+    for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
-    for (int j = 0; j < CHUNK; ++j) {
-      stream[c].elements[j] = from_float<T>(sums[c][j]);
-      sums[c][j] = c < count ? to_float(stream[c].elements[j]) : 0.0f;
-      sum_of_squares = fmaf(sums[c][j], sums[c][j], sum_of_squares);
+      for (int j = 0; j < CHUNK; ++j) {
+        stream[c].elements[j] = from_float<T>(sums[c][j]);
+        sums[c][j] = c < count ? to_float(stream[c].elements[j]) : 0.0f;
+        sum_of_squares = fmaf(sums[c][j], sums[c][j], sum_of_squares);
+      }
     }
-  }
-  store(residual + start, stream);
-  const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
+    store(residual + start, stream);
+    if constexpr (!ONCE) load(weight, gains);
+    const float inverse_rms = rsqrtf(block_sum(sum_of_squares) / hidden + eps);
+    Words out[ROW_CHUNKS];
 #pragma unroll
-  for (int c = 0; c < ROW_CHUNKS; ++c) {
+    for (int c = 0; c < ROW_CHUNKS; ++c) {
 #pragma unroll
-    for (int j = 0; j < CHUNK; ++j)
-      gains[c].elements[j] = from_float<T>(sums[c][j] * inverse_rms * to_float(gains[c].elements[j]));
+      for (int j = 0; j < CHUNK; ++j)
+        out[c].elements[j] = from_float<T>(sums[c][j] * inverse_rms * to_float(gains[c].elements[j]));
+    }
+    store(normed + start, out);
+    if (ONCE || row + step >= rows) return;
+    summands.begin_next();
   }
-  store(normed + start, gains);
 }

@@ -35,7 +35,6 @@ from tessera.engine.ops.cuda.collectives import (
     launch_own_ids,
     meeting_config,
     most_at_once,
-    most_rows,
     norm_config,
     sum_config,
 )
@@ -103,16 +102,15 @@ class CudaCollectives(Collectives):
 
     def all_reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> bool:
         rows, hidden = x.shape
-        config = norm_config(rows, hidden, self.size, x.dtype.itemsize)
+        plan = norm_config(rows, hidden, self.size, x.dtype.itemsize, self._multiprocessors)
         # What takes two shots has its norm in another kernel: it moves less between ranks than the norm with it would.
-        if config is None or not aligned(16, x, residual, weight, out):
+        if plan is None or not aligned(16, x, residual, weight, out):
             return False
-        if rows > most_rows(config.block[0], self._multiprocessors):
-            return False
+        config, once = plan
         params = AllReduceNormParams(
             x, residual, weight, out, self._boxes, rows, hidden, eps, self.index, self.size, self._patience
         )
-        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype),), config, params)
+        self._launch(ALL_REDUCE_NORM, (cuda_type(x.dtype), "true" if once else "false"), config, params)
         return True
 
     def leaves_sums(self, halves: Sequence[SummedHalf]) -> bool:

@@ -147,6 +147,20 @@ NORMED = [(2, 256), (3, 1160), (2, 2056), (131, 264), (257, 1024), *LONGER]
 @pytest.mark.parametrize("shape", NORMED, ids=str)
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=str)
 def test_a_norm_follows_the_sum(ranks: Ranks, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
+    check_norms(ranks, shape, dtype)
+
+
+@pytest.mark.parametrize("shape", [(40, 264), (7, 2056), (5, 4096)], ids=str)
+def test_blocks_meet_several_times_in_a_sum_with_a_norm(
+    ranks: Ranks, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for collectives in ranks.collectives:
+        monkeypatch.setattr(collectives, "_multiprocessors", 1)
+    for _ in range(2):
+        check_norms(ranks, shape, bfloat16)
+
+
+def check_norms(ranks: Ranks, shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
     """The stream has the bits of the CPU's, and its norm those of the norm's own kernel."""
     arrays = [random_array(seed, shape, dtype) for seed in range(len(ranks.devices))]
     stream, weight = random_array(9, shape, dtype, 4.0), random_array(10, shape[-1:], dtype)

@@ -30,7 +30,7 @@ from tessera.engine.tensor import Tensor
 
 MAX_RANKS = Constant(16)
 MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, as they wait for others")
-COUNTED_BLOCKS = Constant(256, "of a grid whose blocks count their meetings")
+COUNTED_BLOCKS = Constant(512, "of a grid whose blocks count their meetings")
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
 FLAGS = Constant(
@@ -52,7 +52,8 @@ PLACES_BYTES = Constant(PACKETS + MAX_BLOCKS * THREADS * 16, "of a rank in a mee
 EMPTY = Constant(0x80000000, "a word that has not come")
 SUMMING_BLOCKS = Constant(2, "of a sum in one shot, that have room on a multiprocessor")
 PART_CHUNKS = Constant(2, "of a thread, of a sum in two shots, that are on their way at once")
-# Elements of a sum in one shot with the norm: 2 MB in 16 bits. Beyond, two shots and the norm's kernel take less.
+# Elements of a sum in one shot with the norm among more than two ranks: 2 MB in 16 bits. Beyond, two shots and the
+# norm's kernel take less.
 MOST_NORMED = 1 << 20
 SUMMED_THREADS = Constant(BLOCK_SUMMANDS // (2 * CHUNK * NORM_CHUNKS), "of a row that is sent, at most")
 LARGEST_ID = Constant(int(np.iinfo(np.int32).max))
@@ -204,7 +205,7 @@ ALL_REDUCE_PARTS = KernelSpec(
 ALL_REDUCE_NORM = KernelSpec(
     "collectives/all_reduce_norm.cu",
     "all_reduce_norm_kernel",
-    ("T",),
+    ("T", "ONCE"),
     AllReduceNormParams,
     overlaps=True,
     on_demand=True,
@@ -263,7 +264,10 @@ declare_header(
     params=(AllReduceParams, AllReducePartsParams),
 )
 declare_header(
-    "all_reduce_norm", __name__, {"MAX_THREADS": SUMMED_THREADS, "ROW_CHUNKS": NORM_CHUNKS}, (AllReduceNormParams,)
+    "all_reduce_norm",
+    __name__,
+    {"MAX_THREADS": SUMMED_THREADS, "ROW_CHUNKS": NORM_CHUNKS, "SUMMING_BLOCKS": SUMMING_BLOCKS},
+    (AllReduceNormParams,),
 )
 declare_header(
     "exchange",
@@ -285,7 +289,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
             numbers = sorted({1, most_pieces(dtype.itemsize)})
             found += [(ALL_REDUCE, (name, adds, str(pieces))) for pieces in numbers]
             found.append((ALL_REDUCE_PARTS, (name, adds)))
-    found += [(ALL_REDUCE_NORM, (dtype,)) for dtype in dtypes]
+    found += [(ALL_REDUCE_NORM, (dtype, once)) for dtype in dtypes for once in ("false", "true")]
     return [
         *found,
         (GATHER_COLUMNS, ()),
@@ -309,16 +313,9 @@ def most_at_once(ranks: int) -> int:
     return MAX_BLOCKS * THREADS * CHUNK // (ranks - 1)
 
 
-def most_rows(threads: int, multiprocessors: int) -> int:
-    """Before a norm, a block of so many threads each: two have room on a multiprocessor, however many registers they
-    take, or one of the largest."""
-    return multiprocessors * (2 if 2 * threads <= SUMMED_THREADS else 1)
-
-
 def rows_fit(rows: int, hidden: int, itemsize: int, ranks: int) -> bool:
-    """Whether rows before a norm, a block each, are sent in one shot."""
-    most = MOST_NORMED // (ranks - 1)
-    return rows <= COUNTED_BLOCKS and rows * hidden <= most and hidden * itemsize <= BLOCK_SUMMANDS
+    """Whether rows before a norm are sent in one shot."""
+    return (ranks == 2 or rows * hidden <= MOST_NORMED // (ranks - 1)) and hidden * itemsize <= BLOCK_SUMMANDS
 
 
 def meeting_config(size: int, per_thread: int = 1, most_blocks: int = MAX_BLOCKS) -> LaunchConfig:
@@ -341,12 +338,20 @@ def sum_config(size: int, itemsize: int, multiprocessors: int) -> tuple[LaunchCo
     return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1)), pieces
 
 
-def norm_config(rows: int, hidden: int, ranks: int, itemsize: int) -> LaunchConfig | None:
-    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`; None for what places have no room for."""
-    config = rmsnorm_config(rows, hidden)
-    threads = config.block[0]
-    fits = hidden <= threads * CHUNK * NORM_CHUNKS and threads <= SUMMED_THREADS
-    return config if fits and hidden % CHUNK == 0 and rows_fit(rows, hidden, itemsize, ranks) else None
+def norm_config(
+    rows: int, hidden: int, ranks: int, itemsize: int, multiprocessors: int
+) -> tuple[LaunchConfig, bool] | None:
+    """Of a sum with a norm, which adds in the order of `rmsnorm_kernel`, and whether a block has one row alone; None
+    for what places have no room for."""
+    threads = rmsnorm_config(rows, hidden).block[0]
+    fits = hidden <= threads * CHUNK * NORM_CHUNKS and threads <= SUMMED_THREADS and hidden % CHUNK == 0
+    if not fits or not rows_fit(rows, hidden, itemsize, ranks):
+        return None
+    # Room on a multiprocessor: for two blocks that take many registers, or one of the largest; twice as many of others.
+    once = rows <= min(COUNTED_BLOCKS, multiprocessors * (2 if 2 * threads <= SUMMED_THREADS else 1))
+    most = min(COUNTED_BLOCKS, multiprocessors * (SUMMING_BLOCKS * SUMMED_THREADS // threads))
+    blocks = rows if once else ceil_div(rows, ceil_div(rows, most))
+    return LaunchConfig((blocks, 1, 1), (threads, 1, 1)), once
 
 
 def launch_own_ids(device: CudaDevice, ids: Tensor, sampled: Tensor | None, first: int, out: Tensor) -> None:
