@@ -34,7 +34,7 @@ class BlockMeetings {
   // threads: each writes where none but itself has written and read in this kernel. What it read and left in
   // its places comes before what it pushes now, which others see before they write there.
   __device__ __forceinline__ void begin_next() {
-    __threadfence_system();
+    fence_system();
     ++meeting_;
   }
 

@@ -323,6 +323,7 @@ inline void ptx_ld_acquire_sys_global_u32(unsigned& value, const unsigned* from)
   std::this_thread::yield();
   value = reinterpret_cast<const std::atomic<unsigned>*>(from)->load(std::memory_order_acquire);
 }
+inline void ptx_fence_acq_rel_sys() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 inline void ptx_st_relaxed_sys_global_u64(unsigned long long* to, unsigned long long value) {
   reinterpret_cast<std::atomic<unsigned long long>*>(to)->store(value, std::memory_order_relaxed);
 }

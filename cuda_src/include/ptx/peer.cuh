@@ -12,6 +12,10 @@ __device__ __forceinline__ unsigned load_acquire_system(const unsigned* source) 
   return value;
 }
 
+// What this thread has read and written comes before what it writes from now on, for a thread that has seen
+// the latter and has a fence of its own behind that.
+__device__ __forceinline__ void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
 // 8 bytes aligned, and as the two words below.
 __device__ __forceinline__ void store_relaxed_system(unsigned long long* target, unsigned long long value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(target), "l"(value) : "memory");
