@@ -50,8 +50,7 @@ class BlockMeetings {
   __device__ __forceinline__ unsigned long long look_again(int other, unsigned polls,
                                                            unsigned long long begun) const {
     if (polls % POLLS != 0) return begun;
-    const unsigned seen = load_acquire_system(meetings_of(boxes_[other]));
-    const Wait wait{kind_, static_cast<unsigned>(other), START, meeting_, seen};
+    const Wait wait{kind_, static_cast<unsigned>(other), START, meeting_, meetings_of(boxes_[other])};
     return check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
                       reinterpret_cast<unsigned*>(own_) + 2);
   }

@@ -12,19 +12,22 @@
 
 enum Phase { START, END };
 
-// What a thread waits for.
+// What a thread waits for: that the number `wanted` is at `seen`, which may be another rank's memory.
 struct Wait {
-  unsigned kind, other, phase, wanted, seen;
+  unsigned kind, other, phase, wanted;
+  const unsigned* seen;
 };
 
-// The clock and the board, which is memory of the host, are looked at once in POLLS times: apart from the
-// wait, which is short. Ends the kernel with an error if the host says so, or after `patience` with a report
-// on the board, of which `reports` counts those begun. -> when the wait began.
+// The clock is looked at once in POLLS times, and the board, which is memory of the host, only in a wait that
+// is not BRIEF: looks of all threads take the way of the host's launches. Ends the kernel with an error if
+// the host says so, or after `patience` with a report on the board, of which `reports` counts those begun. ->
+// when the wait began.
 __device__ __noinline__ unsigned long long check_time(Wait wait, unsigned long long begun,
                                                       unsigned long long patience, volatile unsigned* board,
                                                       unsigned* reports) {
   const unsigned long long now = nanoseconds();
   if (begun == 0) begun = now;
+  if (now - begun < BRIEF) return begun;
   if (board[Board::STOP] != 0) end_with_error();
   if (now - begun <= patience) return begun;
   if (atomicInc(reports, ~0u) != 0) {  // another thread reports, which must come to its end
@@ -36,7 +39,7 @@ __device__ __noinline__ unsigned long long check_time(Wait wait, unsigned long l
   board[Board::PHASE] = wait.phase;
   board[Board::BLOCK] = blockIdx.x;
   board[Board::WANTED] = wait.wanted;
-  board[Board::SEEN] = wait.seen;
+  board[Board::SEEN] = load_acquire_system(wait.seen);
   __threadfence_system();
   board[Board::LATE] = 1;
   __threadfence_system();
@@ -93,7 +96,7 @@ class Peers {
       const unsigned seen = load_acquire_system(mine);
       if (static_cast<int>(seen - (epoch_ + 1)) >= 0) return;
       if (polls % POLLS == 0) {
-        const Wait wait{kind_, static_cast<unsigned>(other), static_cast<unsigned>(phase), epoch_ + 1, seen};
+        const Wait wait{kind_, static_cast<unsigned>(other), static_cast<unsigned>(phase), epoch_ + 1, mine};
         begun = check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
                            reinterpret_cast<unsigned*>(box(rank_)) + 2);
       }

@@ -69,7 +69,8 @@ class RankRows {
       }
       if (differs == 0) return;
       if (polls % POLLS == 0) {
-        const Wait wait{Meeting::MATMUL_OF_RANKS, static_cast<unsigned>(other), START, number_, late(seen)};
+        const unsigned* const sent = reinterpret_cast<unsigned*>(boxes_[other] + SUM_COUNTS) + SENT;
+        const Wait wait{Meeting::MATMUL_OF_RANKS, static_cast<unsigned>(other), START, number_, sent};
         begun = check_time(wait, begun, patience_, reinterpret_cast<unsigned*>(boxes_[ranks_]),
                            reinterpret_cast<unsigned*>(own_) + 2);
       }
@@ -78,20 +79,6 @@ class RankRows {
 
  private:
   enum Count { TAKEN, SENT };
-  // The number of a packet that is not of this sum.
-  template <int VECTORS>
-  __device__ __forceinline__ unsigned late(const unsigned long long (&seen)[VECTORS][SEGMENT / 2]) const {
-    unsigned number = number_;
-#pragma unroll
-    for (int i = 0; i < VECTORS; ++i) {
-#pragma unroll
-      for (int w = 0; w < SEGMENT / 2; ++w) {
-        const unsigned other = static_cast<unsigned>(seen[i][w] >> 32);
-        number = other == number_ ? number : other;
-      }
-    }
-    return number;
-  }
   __device__ __forceinline__ unsigned* count(Count which) const {
     return reinterpret_cast<unsigned*>(own_ + SUM_COUNTS) + which;
   }

@@ -33,6 +33,7 @@ MAX_BLOCKS = Constant(128, "of a grid: all of them are on the device at a time, 
 COUNTED_BLOCKS = Constant(512, "of a grid whose blocks count their meetings")
 THREADS = Constant(512, "of a block")
 POLLS = Constant(256, "of a flag between two looks at the clock")
+BRIEF = Constant(1_000_000, "nanoseconds of a wait in which the host is not looked at")
 FLAGS = Constant(
     64, "where a box has its flags, in bytes; before them are the epoch, the blocks that ended, and reports begun"
 )
@@ -242,6 +243,7 @@ declare_header(
         "MAX_RANKS": MAX_RANKS,
         "MAX_BLOCKS": MAX_BLOCKS,
         "POLLS": POLLS,
+        "BRIEF": BRIEF,
         "FLAGS": FLAGS,
         "ADDRESSES": ADDRESSES,
         "MEETINGS": MEETINGS,
