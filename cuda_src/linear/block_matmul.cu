@@ -14,6 +14,7 @@
 //   `gated`
 //        takes no bias and does not accumulate
 // Layout: x and norm 16-byte aligned, in_features a multiple of 32, out and its rows aligned to two elements.
+// `followed` and `follows` as of `sm90_block_rows_kernel`.
 // Grid: any number of blocks; they share the weight's units of 8 rows (gated: 8 gates and their ups) evenly.
 // Block: 256 threads. Shared memory: `BlockTile.shared_bytes` in engine/ops/cuda/quant/product.py.
 // Unit of work: as in `matmul_decode_kernel`; a warp's step is 128 elements, of which a lane has 32 of each
@@ -42,8 +43,9 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};
   prologue.load_gains(steps);
   producer.fill_weights();
-  let_next_kernel_start();
-  wait_for_earlier_kernels();
+  if (!followed) let_next_kernel_start();
+  if (!follows) wait_for_earlier_kernels();
+  if (followed) let_next_kernel_start();
   if constexpr (V::RESIDENT) {
     prologue.load_row(x, y, steps);
     if constexpr (IN_FIXED_POINT) fix_row<T, F>(y, groups, steps.vectors);
@@ -84,4 +86,5 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     __syncthreads();
     epilogue.store(tile_unit, partial, prologue);
   }
+  if (follows) wait_for_earlier_kernels();
 }

@@ -12,6 +12,7 @@
 //        accumulate
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
+// `follows` as of `sm90_block_rows_kernel`.
 // Grid: any number of blocks; they share the weight's tiles of 16 rows (gated: 8 gates and their ups) evenly.
 // Block: 512 threads; two fit a multiprocessor, of this kernel and the next, so that the ring of that one
 // fills while this one ends. Shared memory: `asked_bytes` in engine/ops/cuda/quant/sm90_row.py.
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
                                     codes_map, headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
   RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, steps.vectors);
-  wait_for_earlier_kernels();
+  if (!follows) wait_for_earlier_kernels();
   // Not before: while blocks of an earlier kernel end, two of the next one's could come to share a
   // multiprocessor and leave none to another.
   let_next_kernel_start();
@@ -75,4 +76,5 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
     }
     sums_place.advance();
   }
+  if (follows) wait_for_earlier_kernels();
 }

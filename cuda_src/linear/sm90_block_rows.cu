@@ -15,6 +15,8 @@
 //   out: out [num_rows, out_features, or half of it if `gated`] Out (T or float), rows `out_stride` apart;
 //   `gated`
 //        takes no bias and does not accumulate
+// If `followed`, the next kernels are products of the same rows for other columns, each of which `follows`:
+// it has no more to wait for when it starts, and ends after those in front of it.
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
 // Grid: any number of blocks for each slice; they share the weight's tiles of 32 rows (gated: 16 gates and
@@ -47,10 +49,11 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     producer.run();
     return;
   }
-  let_next_kernel_start();
+  if (!followed) let_next_kernel_start();
   ResidentRows<T, Stage, TOKENS> resident(rows, gains, steps, in_features);
   if (norm != nullptr) resident.load_gains(norm);
-  wait_for_earlier_kernels();
+  if (!follows) wait_for_earlier_kernels();
+  if (followed) let_next_kernel_start();
   resident.load(x, num_rows);
 
   RowsItems<T, F, TOKENS> items(shared_memory, resident, steps);
@@ -79,4 +82,5 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     if (lane_of_thread() == 0) barrier_arrive(&shared.sums_full);
   }
   if (tiles.count > 0) epilogue.store(tiles.count - 1, shared, norm != nullptr, in_features, eps);
+  if (follows) wait_for_earlier_kernels();
 }

@@ -399,6 +399,34 @@ def test_products_by_parts_of_several_formats(cuda_ops: CudaOps) -> None:
         assert_close(out.numpy(), reference.matmul(x, numbers), bfloat16)
 
 
+@pytest.mark.parametrize("m", [1, 12])
+def test_a_chain_of_products_by_parts_waits(m: int, cuda_ops: CudaOps) -> None:
+    """Parts are multiplied side by side, of rows that the parts before have made."""
+    device, layers, width = cuda_ops.device, 4, 1024
+    parts = ["packed_q4_k", "packed_q6_k"]
+    weights = [mixed_weight(device, bfloat16, parts, [768, 256], width)[0] for _ in range(layers)]
+    norm = from_numpy(np.ones(width, bfloat16), device)
+    rows = [from_numpy(random_array(20 + i, (m, width), bfloat16), device) for i in range(layers + 1)]
+    cuda_ops.reserve_linear(weights, np.dtype(bfloat16), m)
+    prologue = RMSNorm(norm, 1e-5, poisoned((m, width), bfloat16, device))
+
+    def chain() -> None:
+        for i, weight in enumerate(weights):
+            cuda_ops.linear(rows[i], weight, prologue=prologue, out=rows[i + 1])
+
+    chain()
+    expected = rows[-1].numpy().copy()
+    assert np.isfinite(expected.astype(np.float32)).all()
+    with device.capture() as finish:
+        chain()
+    graph = finish()
+    for _ in range(8):
+        for tensor in rows[1:]:
+            device.fill_bytes(tensor.pointer, 255, tensor.nbytes)
+        graph.launch()
+        np.testing.assert_array_equal(rows[-1].numpy().view(np.uint16), expected.view(np.uint16))
+
+
 @pytest.mark.parametrize("m", [1, 5, 70])
 def test_products_by_columns_in_another_order(m: int, cuda_ops: CudaOps) -> None:
     """After a norm, before a gate, and added to what is there."""

@@ -38,6 +38,8 @@ class BlockMatmulParams(NamedTuple):
     eps: Float32
     accumulate: Int32
     gated: Int32
+    followed: Int32
+    follows: Int32
 
 
 BLOCK_MATMUL = KernelSpec(
@@ -161,6 +163,15 @@ class BlockOperands(NamedTuple):
     room: Tensor | None = None
 
 
+class Around(NamedTuple):
+    """What a launch does beside its product, and whether those of other parts are `followed` or `follows` them."""
+
+    gated: bool
+    accumulates: bool
+    followed: bool
+    follows: bool
+
+
 def launch_block_product(
     device: CudaDevice, operands: BlockOperands, *, gated: bool = False, accumulates: bool = False
 ) -> bool:
@@ -190,11 +201,15 @@ def launch_block_product(
     if None in tiles:
         return False
     starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
+    side_by_side = len(formats) > 1 and (
+        num_rows == 1
+        or all(sm90_rows.supports(device, format, num_rows, in_features, normed=norm is not None) for format in formats)
+    )
     for part, tile, start in zip(weight.parts, tiles, starts, strict=False):
         assert tile is not None
         for first in range(0, num_rows, tile.tokens):
-            _launch(device, operands, part, tile, start, slice(first, min(first + tile.tokens, num_rows)),
-                    gated=gated, accumulates=accumulates)  # fmt: skip
+            around = Around(gated, accumulates, side_by_side and start == 0, side_by_side and start > 0)
+            _launch(device, operands, part, tile, start, slice(first, min(first + tile.tokens, num_rows)), around)
     return True
 
 
@@ -239,12 +254,11 @@ def _launch(
     tile: BlockTile,
     start: int,
     rows: slice,
-    *,
-    gated: bool,
-    accumulates: bool,
+    around: Around,
 ) -> None:
     """Some rows times the features of a part, which begin at `start`."""
     x, weight, out, norm, eps, room = operands
+    gated, accumulates, followed, follows = around
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
     place = out.pointer + (rows.start * out.shape[1] + start) * out.dtype.itemsize
@@ -253,11 +267,13 @@ def _launch(
     if x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0]):
         if x.shape[0] == 1 and sm90_row.is_chosen(device, part.format, in_features):
             row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
-            sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates)
+            sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates, follows=follows)
             return
         few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
         if sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):
-            sm90_rows.launch(device, few, *types, gated=gated, accumulates=accumulates)
+            sm90_rows.launch(
+                device, few, *types, gated=gated, accumulates=accumulates, followed=followed, follows=follows
+            )
             return
         slices = None if gated or norm is not None or x.shape[0] == 1 else _slices_of(device, part)
         if slices is not None and (sums := sliced.place_of(room, slices, MAX_ROWS_TMA, features)) is not None:
@@ -282,6 +298,8 @@ def _launch(
         eps=eps,
         accumulate=accumulates,
         gated=gated,
+        followed=followed,
+        follows=follows,
     )
     device.launch(BLOCK_MATMUL, tile.template(*types, part.format), config, params)
 

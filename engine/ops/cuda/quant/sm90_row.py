@@ -30,6 +30,7 @@ class Sm90BlockRowParams(NamedTuple):
     eps: Float32
     accumulate: Int32
     gated: Int32
+    follows: Int32
 
 
 SM90_BLOCK_ROW = KernelSpec(
@@ -137,7 +138,14 @@ class RowOperands(NamedTuple):
 
 
 def launch(
-    device: CudaDevice, operands: RowOperands, dtype: str, out_dtype: str, *, gated: bool, accumulates: bool
+    device: CudaDevice,
+    operands: RowOperands,
+    dtype: str,
+    out_dtype: str,
+    *,
+    gated: bool,
+    accumulates: bool,
+    follows: bool = False,
 ) -> None:
     """Submit the product; `supports` has said that it can."""
     x, norm, part, bias, out, eps = operands
@@ -161,6 +169,7 @@ def launch(
         eps=eps,
         accumulate=accumulates,
         gated=gated,
+        follows=follows,
     )
     device.launch(SM90_BLOCK_ROW, (dtype, out_dtype, part.format.kernel_type), config, params)
 

@@ -36,6 +36,8 @@ class Sm90BlockRowsParams(NamedTuple):
     eps: Float32
     accumulate: Int32
     gated: Int32
+    followed: Int32
+    follows: Int32
 
 
 SM90_BLOCK_ROWS = KernelSpec(
@@ -187,8 +189,14 @@ def launch(
     gated: bool,
     accumulates: bool,
     slices: int = 1,
+    followed: bool = False,
+    follows: bool = False,
 ) -> None:
-    """Submit the product; `supports` has said that it can."""
+    """Submit the product; `supports` has said that it can.
+
+    It may be followed by products of the same rows for other columns, each of which `follows` and waits for nothing in
+    front of them.
+    """
     x, norm, part, bias, out, out_stride, eps = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
@@ -215,6 +223,8 @@ def launch(
         eps=eps,
         accumulate=accumulates,
         gated=gated,
+        followed=followed,
+        follows=follows,
     )
     template = (dtype, out_dtype, part.format.kernel_type, str(tokens))
     device.launch(SM90_BLOCK_ROWS, template, config, params)
