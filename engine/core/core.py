@@ -158,11 +158,12 @@ class EngineCore:
         drafts = None
         if draft_limits is not None and draft_keys is not None:
             drafts = ModelDrafts(draft_limits, draft_keys, config.draft_step_tokens)
-        self._speculator = Speculator(speculation, drafts) if speculation is not None else None
+        self._speculator = Speculator(speculation, config.max_step_drafts, drafts) if speculation is not None else None
         self.metrics.speculator = self._speculator
         self._batch_invariant = config.batch_invariant
         self._runner = runner
-        self._in_flight: deque[tuple[ScheduledStep, Running, float]] = deque()  # with the times of submission
+        # With the times of submission, and whether that was before the end of the step before.
+        self._in_flight: deque[tuple[ScheduledStep, Running, float, bool]] = deque()
         self._last_finished = 0.0  # when the newest result came
         self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
         self._unemitted: tuple[list[tuple[Sequence, list[int]]], float] | None = None  # tokens, and when they came
@@ -317,7 +318,7 @@ class EngineCore:
             step = self.schedule(is_awaited=True)
         if step is not None:
             submitted = self._clock()
-            in_flight.append((step, self._runner.start(step.batch), submitted))
+            in_flight.append((step, self._runner.start(step.batch), submitted, bool(in_flight)))
         self._emit_late(outputs)
         if step is not None:
             # Nothing above waits for what follows, which may run beside the step.
@@ -351,14 +352,15 @@ class EngineCore:
 
     def _finish_step(self, outputs: Outputs, *, is_awaited: bool = False) -> None:
         """Take the oldest step's result. Where the device waits for the next one, outputs may be made later."""
-        step, running, submitted = self._in_flight.popleft()
+        step, running, submitted, ran_ahead = self._in_flight.popleft()
         result = running.result()
         self._learn_drafts(step, running)
         now = self._clock()
         self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
         if self._speculator is not None:
             seconds = now - self._last_finished  # what the host does in between counts
-            is_plain = step.is_decode and not step.reads_texts
+            is_typical = bool(step.verified) or ran_ahead or not self._runner.asynchronous
+            is_plain = step.is_decode and not step.reads_texts and is_typical
             self._speculator.record_step(len(step.sequences), step.num_draft_tokens, seconds, is_plain=is_plain)
         self._last_finished = now
         self.postprocess(step, result, outputs, is_awaited=is_awaited)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +11,7 @@ from tessera.engine.contract.speculation.settings import Speculation
 from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import Words
+from tessera.engine.speculation.draft_lengths import Candidate, choose_lengths, may_pay
 from tessera.engine.speculation.drafting import Drafter, Drafting
 from tessera.engine.speculation.earlier_texts import EarlierTexts
 from tessera.engine.speculation.look_up import LookUp
@@ -60,10 +60,11 @@ class Speculator:
         costs: of steps; see `StepCosts`.
     """
 
-    def __init__(self, settings: Speculation, model: ModelDrafts | None = None) -> None:
-        """`model`: of the settings' method, where that is a model's."""
+    def __init__(self, settings: Speculation, max_tokens: int, model: ModelDrafts | None = None) -> None:
+        """`max_tokens`: most draft tokens of a step. `model`: of the settings' method, where that is a model's."""
         self.settings = settings
         self.by_source: dict[str, DraftCounts] = {settings.method: DraftCounts()}
+        self._max_tokens = max_tokens
         self._model = model
         self.costs = StepCosts()
         self.num_accepted_by_position = [0] * settings.num_tokens
@@ -91,20 +92,25 @@ class Speculator:
         return Drafting(drafters)
 
     def awaits_tokens(self, running: Sequence[DraftedSequence]) -> bool:
-        """Whether the next step should wait for the tokens of the one before, because a draft is likely to follow.
+        """Whether the next step should wait for the tokens of the one before, because drafts are likely to follow that
+        save more time.
 
         Otherwise it runs ahead of them, and drafts nothing.
         """
         if not self._may_pay(len(running)):
             return False
         self._indexing.renew()
+        candidates: list[Candidate] = []
         for sequence in running:
             if sequence.drafting is not None and sequence.num_pending_tokens:
-                proposal = self._propose(sequence.drafting, sequence)
-                most = self._most_tokens(sequence.drafting, len(running))
-                if (len(proposal) > 1 and most > 1) or (most > 0 and self._model_goes_on(sequence)):
-                    return True
-        return False
+                most = len(self._propose(sequence.drafting, sequence)) - 1
+                if most <= 0 and self._model_goes_on(sequence):
+                    most = self.settings.num_tokens
+                if most > 0:
+                    if self.settings.always:
+                        return True
+                    candidates.append(Candidate(sequence.drafting.acceptance_rate, most))
+        return any(self._choose_lengths(candidates, len(running)))
 
     def draft(self, running: Sequence[DraftedSequence], compiler: GrammarCompiler | None) -> None:
         """Set the drafts of the next step, for sequences whose tokens are all known."""
@@ -114,23 +120,30 @@ class Speculator:
         self._num_seqs = len(running)
         if self._model is not None:
             self._model.begin_step(len(running))
+        found: list[tuple[DraftedSequence, Drafting, list[int]]] = []
+        candidates: list[Candidate] = []
         for sequence in running:
             sequence.num_drafter_chunk = 0
             if sequence.drafting is None or not sequence.can_draft:
                 continue
             proposal = self._propose(sequence.drafting, sequence)
-            room = sequence.max_num_tokens - len(sequence.token_ids) - 1
-            most = min(self._most_tokens(sequence.drafting, len(running)), room)
-            draft = proposal[:most]
-            sequence.draft_source = sequence.drafting.source
+            most = min(self.settings.num_tokens, sequence.max_num_tokens - len(sequence.token_ids) - 1)
+            if proposal or self._model is None:
+                most = min(most, len(proposal))
+            found.append((sequence, sequence.drafting, proposal))
+            candidates.append(Candidate(sequence.drafting.acceptance_rate, most))
+        lengths = self._choose_lengths(candidates, len(running))
+        for (sequence, drafting, proposal), length in zip(found, lengths, strict=True):
+            draft = proposal[:length]
+            sequence.draft_source = drafting.source
             if draft and sequence.constraint is not None:
                 sequence.draft_masks = masks_along(sequence.constraint, draft, compiler)
                 draft = draft[: len(sequence.draft_masks)]
             if self._model is not None and not draft:
-                draft = self._model.plan(sequence, most)
+                draft = self._model.plan(sequence, length)
                 sequence.draft_source = self.settings.method
-                if most == 0:
-                    sequence.drafting.note_pause()
+                if length == 0:
+                    drafting.note_pause()
             sequence.draft = draft
 
     def catch_up(self) -> None:
@@ -148,17 +161,17 @@ class Speculator:
 
     def _may_pay(self, num_seqs: int) -> bool:
         """Whether drafts can save time beside so many sequences, however good they are."""
-        return self.settings.always or self.costs.least_probability(num_seqs) < 1.0
+        if self.settings.always:
+            return True
+        costs = self.costs.expect(num_seqs) if num_seqs else None
+        return costs is not None and may_pay(num_seqs, self.settings.num_tokens, costs, self._max_tokens)
 
-    def _most_tokens(self, drafting: Drafting, num_seqs: int) -> int:
-        """Most tokens of the sequence's draft that are worth their time in a step of `num_seqs` sequences."""
-        most = self.settings.num_tokens
-        least = self.costs.least_probability(num_seqs)
-        if self.settings.always or least <= 0.0:
-            return most
-        # A token is accepted only with all before it.
-        rate = min(drafting.acceptance_rate, 0.999)
-        return min(most, int(math.log(least) / math.log(rate))) if least < 1.0 else 0
+    def _choose_lengths(self, candidates: list[Candidate], num_seqs: int) -> list[int]:
+        """Most tokens of each one's draft that are worth their time in a step of `num_seqs` sequences."""
+        if self.settings.always:
+            return [each.most for each in candidates]
+        costs = self.costs.expect(num_seqs)
+        return [0] * len(candidates) if costs is None else choose_lengths(candidates, num_seqs, costs, self._max_tokens)
 
     def record_step(self, num_seqs: int, num_drafts: int, seconds: float, *, is_plain: bool) -> None:
         """See `StepCosts`. What drafts have cost is noted for the sequences that they were made beside: their step may

@@ -66,7 +66,7 @@ def turns(tokenizer: tokenizers.Tokenizer) -> list[tuple[list[int], list[int]]]:
 
 def look_up_recorded(tokenizer: tokenizers.Tokenizer, method: SpeculationMethod, num_tokens: int) -> dict[str, Any]:
     """Drafts in every step, verified against the recorded answers."""
-    speculator = Speculator(Speculation(method=method, num_tokens=num_tokens, always=True))
+    speculator = Speculator(Speculation(method=method, num_tokens=num_tokens, always=True), max_tokens=num_tokens)
     num_said = num_steps = num_drafted = num_accepted = 0
     for prompt, answer in turns(tokenizer):
         text, end = array("i", prompt), len(prompt) + len(answer)
