@@ -18,7 +18,7 @@ from tessera.engine.speculation.look_up import LookUp
 from tessera.engine.speculation.masks import masks_along
 from tessera.engine.speculation.model_drafts import ModelDrafts
 from tessera.engine.speculation.prediction import PredictionDrafter
-from tessera.engine.speculation.step_costs import StepCosts
+from tessera.engine.speculation.step_costs import Costs, StepCosts
 from tessera.engine.speculation.suffixes import IndexBudget, SuffixDrafter
 from tessera.engine.speculation.verification import VerifiedDraft
 
@@ -97,7 +97,8 @@ class Speculator:
 
         Otherwise it runs ahead of them, and drafts nothing.
         """
-        if not self._may_pay(len(running)):
+        costs = self._costs_that_may_pay(len(running))
+        if costs is None and not self.settings.always:
             return False
         self._indexing.renew()
         candidates: list[Candidate] = []
@@ -110,11 +111,12 @@ class Speculator:
                     if self.settings.always:
                         return True
                     candidates.append(Candidate(sequence.drafting.acceptance_rate, most))
-        return any(self._choose_lengths(candidates, len(running)))
+        return costs is not None and any(choose_lengths(candidates, len(running), costs, self._max_tokens))
 
     def draft(self, running: Sequence[DraftedSequence], compiler: GrammarCompiler | None) -> None:
         """Set the drafts of the next step, for sequences whose tokens are all known."""
-        if not self._may_pay(len(running)):
+        costs = self._costs_that_may_pay(len(running))
+        if costs is None and not self.settings.always:
             return
         self._indexing.renew()
         self._num_seqs = len(running)
@@ -132,7 +134,10 @@ class Speculator:
                 most = min(most, len(proposal))
             found.append((sequence, sequence.drafting, proposal))
             candidates.append(Candidate(sequence.drafting.acceptance_rate, most))
-        lengths = self._choose_lengths(candidates, len(running))
+        if costs is None:
+            lengths = [each.most for each in candidates]
+        else:
+            lengths = choose_lengths(candidates, len(running), costs, self._max_tokens)
         for (sequence, drafting, proposal), length in zip(found, lengths, strict=True):
             draft = proposal[:length]
             sequence.draft_source = drafting.source
@@ -159,19 +164,13 @@ class Speculator:
         # One more than a draft has: where a token is on its way, that comes first.
         return drafting.propose(sequence.token_ids, self.settings.num_tokens + 1, sequence.constraint)
 
-    def _may_pay(self, num_seqs: int) -> bool:
-        """Whether drafts can save time beside so many sequences, however good they are."""
-        if self.settings.always:
-            return True
-        costs = self.costs.expect(num_seqs) if num_seqs else None
-        return costs is not None and may_pay(num_seqs, self.settings.num_tokens, costs, self._max_tokens)
-
-    def _choose_lengths(self, candidates: list[Candidate], num_seqs: int) -> list[int]:
-        """Most tokens of each one's draft that are worth their time in a step of `num_seqs` sequences."""
-        if self.settings.always:
-            return [each.most for each in candidates]
-        costs = self.costs.expect(num_seqs)
-        return [0] * len(candidates) if costs is None else choose_lengths(candidates, num_seqs, costs, self._max_tokens)
+    def _costs_that_may_pay(self, num_seqs: int) -> Costs | None:
+        """Of a step of so many sequences, if drafts can save time beside them, however good they are; none are needed
+        where the settings ask for drafts in any case."""
+        costs = self.costs.expect(num_seqs) if num_seqs and not self.settings.always else None
+        if costs is None or not may_pay(num_seqs, self.settings.num_tokens, costs, self._max_tokens):
+            return None
+        return costs
 
     def record_step(self, num_seqs: int, num_drafts: int, seconds: float, *, is_plain: bool) -> None:
         """See `StepCosts`. What drafts have cost is noted for the sequences that they were made beside: their step may
@@ -195,7 +194,8 @@ class Speculator:
 
     def keep_completion(self, salt: bytes, completion: TokenIds, num_seqs: int) -> None:
         """Let later sequences of `salt` look into it, unless `num_seqs` sequences are too many for drafts."""
-        if self.settings.method == "suffix" and completion and self._may_pay(num_seqs):
+        pays = self.settings.always or self._costs_that_may_pay(num_seqs) is not None
+        if self.settings.method == "suffix" and completion and pays:
             self._earlier.append_text(salt, completion)
 
     def forget_completions(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+import math
+from collections import defaultdict, deque
 from statistics import median
+from typing import NamedTuple
 
 SMOOTHING = 0.2  # weight of the newest step with drafts
 # What was not measured for a step is taken to cost so much less than it did, so that it is tried again: drafts beside
@@ -24,8 +25,7 @@ SLOPE_SMOOTHING = 0.05
 SLOWEST = 1.5  # of what is expected, a step with drafts counts as at most
 
 
-@dataclass(frozen=True)
-class DraftCost:
+class DraftCost(NamedTuple):
     """Seconds that a step takes longer with drafts: in any case, as nothing runs ahead of it, and for each token."""
 
     fixed: float
@@ -35,8 +35,10 @@ class DraftCost:
         return self.fixed + self.each * num_tokens if num_tokens else 0.0
 
 
-@dataclass(frozen=True)
-class Costs:
+FREE = DraftCost(0.0, 0.0)
+
+
+class Costs(NamedTuple):
     """What is expected of a step: seconds without drafts, which of late may be `best` as well, and what drafts add."""
 
     plain: float
@@ -45,29 +47,26 @@ class Costs:
 
 
 class Plain:
-    """Seconds of steps without drafts.
+    """Steps without drafts.
 
     Attributes:
-        faded: share of them that is left since they were measured last.
+        seconds: of one; None before some are known.
+        faded: share of that which is left since one was measured last.
     """
 
     def __init__(self) -> None:
-        self._newest: deque[float] = deque(maxlen=NEWEST)
-        self._is_known = False
-        self._forgetting = FIRST_FORGETTING
+        self.seconds: float | None = None
         self.faded = 1.0
-
-    @property
-    def seconds(self) -> float | None:
-        """None before some are known."""
-        return median(self._newest) if self._is_known else None
+        self._newest: deque[float] = deque(maxlen=NEWEST)
+        self._forgetting = FIRST_FORGETTING
 
     def add(self, seconds: float) -> None:
         if self.faded < STALE:  # a trial: drafts have been made for long
             self._newest.clear()
             self._forgetting = max(self._forgetting / 2.0, FORGETTING)
         self._newest.append(seconds)
-        self._is_known = self._is_known or len(self._newest) >= FEWEST
+        if self.seconds is not None or len(self._newest) >= FEWEST:
+            self.seconds = median(self._newest)
         self.faded = 1.0
 
     def fade(self) -> None:
@@ -76,49 +75,50 @@ class Plain:
 
 
 class Drafted:
-    """What drafts add to a step, a line through measurements of which old ones are forgotten."""
+    """What drafts add to a step, a line through measurements of which old ones are forgotten.
+
+    Attributes:
+        is_measured: else there are bounds at most.
+    """
 
     def __init__(self) -> None:
+        self.is_measured = False
         self._tokens = 0.0  # means, and their variance and covariance
         self._seconds = 0.0
         self._variance = 0.0
         self._covariance = 0.0
-        self._bound: float | None = None  # of a token, before there is a measurement
+        self._line: DraftCost | None = None
         self._faded = 1.0
 
     @property
     def cost(self) -> DraftCost | None:
         """None before something is known."""
-        if not self._tokens:
-            return None if self._bound is None else DraftCost(0.0, self._faded * self._bound)
+        if self._line is None or self._faded == 1.0:
+            return self._line
+        return DraftCost(self._faded * self._line.fixed, self._faded * self._line.each)
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        """A step with so many draft tokens took so much longer."""
+        weight = max(SMOOTHING, 1.0 - self._faded) if self.is_measured else 1.0
+        more_tokens, more_seconds = num_tokens - self._tokens, seconds - self._seconds
+        self._tokens += weight * more_tokens
+        self._seconds += weight * more_seconds
+        if self.is_measured:
+            kept = 1.0 - SLOPE_SMOOTHING
+            self._variance = kept * (self._variance + SLOPE_SMOOTHING * more_tokens**2)
+            self._covariance = kept * (self._covariance + SLOPE_SMOOTHING * more_tokens * more_seconds)
         through_zero = self._seconds / self._tokens
         prior = PRIOR_VARIANCE * self._tokens**2
         slope = (self._covariance + prior * through_zero) / (self._variance + prior)
         each = min(max(slope, 0.0), through_zero)
-        return DraftCost(self._faded * (self._seconds - each * self._tokens), self._faded * each)
-
-    @property
-    def is_measured(self) -> bool:
-        return self._tokens > 0.0
-
-    def add(self, num_tokens: int, seconds: float) -> None:
-        """A step with so many draft tokens took so much longer."""
-        if not self._tokens:
-            self._tokens, self._seconds, self._faded = num_tokens, seconds, 1.0
-            return
-        weight = max(SMOOTHING, 1.0 - self._faded)
-        more_tokens, more_seconds = num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += weight * more_tokens
-        self._seconds += weight * more_seconds
-        kept = 1.0 - SLOPE_SMOOTHING
-        self._variance = kept * (self._variance + SLOPE_SMOOTHING * more_tokens**2)
-        self._covariance = kept * (self._covariance + SLOPE_SMOOTHING * more_tokens * more_seconds)
-        self._faded = 1.0
+        self._line = DraftCost(self._seconds - each * self._tokens, each)
+        self.is_measured, self._faded = True, 1.0
 
     def bound(self, num_tokens: int, seconds: float) -> None:
         """A step with so many draft tokens, and more to do, took at most so much longer for them."""
-        bound = seconds / num_tokens
-        self._bound = bound if self._bound is None else min(self._bound, bound)
+        if not self.is_measured:
+            known = math.inf if self._line is None else self._line.each
+            self._line = DraftCost(0.0, min(known, seconds / num_tokens))
         self._faded = 1.0
 
     def fade(self) -> None:
@@ -130,8 +130,8 @@ class StepCosts:
     """Learns from steps by their number of sequences, and most from those in which all decode."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, Plain] = {}  # by number of sequences
-        self._drafted: dict[int, Drafted] = {}  # by the bits of that number
+        self._plain: defaultdict[int, Plain] = defaultdict(Plain)  # by number of sequences
+        self._drafted: defaultdict[int, Drafted] = defaultdict(Drafted)  # by the bits of that number
 
     def record_step(self, num_seqs: int, num_drafts: int, seconds: float, *, is_plain: bool = True) -> None:
         """A step took `seconds`, from the end of the one before to its own.
@@ -139,19 +139,18 @@ class StepCosts:
         One that is not `is_plain` read texts as well, or had no drafts and yet did not run ahead. What drafts cost in
         such a step is only bounded. But it is known then that they were tried.
         """
-        drafted = self._drafted.setdefault(num_seqs.bit_length(), Drafted())
+        plain, drafted = self._plain[_key(num_seqs)], self._drafted[num_seqs.bit_length()]
         if num_drafts == 0:
             if is_plain:
-                self._plain.setdefault(_key(num_seqs), Plain()).add(seconds)
+                plain.add(seconds)
                 drafted.fade()
             return
         known = self._find_plain(num_seqs)
-        self._plain.setdefault(_key(num_seqs), Plain()).fade()
+        plain.fade()
         if not is_plain or known is None:
             drafted.bound(num_drafts, max(seconds - (known or 0.0), 0.0))
             return
-        cost = drafted.cost
-        if cost is not None and drafted.is_measured:  # one slow step says little
+        if drafted.is_measured and (cost := drafted.cost) is not None:  # one slow step says little
             seconds = min(seconds, SLOWEST * (known + cost.of(num_drafts)))
         drafted.add(num_drafts, max(seconds - known, 0.0))
 
@@ -166,12 +165,12 @@ class StepCosts:
             return None
         own = self._plain.get(_key(num_seqs))
         best = plain if own is None else own.faded * plain
-        return Costs(plain, best, self._find_drafted(num_seqs.bit_length()) or DraftCost(0.0, 0.0))
+        return Costs(plain, best, self._find_drafted(num_seqs.bit_length()) or FREE)
 
     def _find_drafted(self, size: int) -> DraftCost | None:
         own = self._drafted.get(size)
-        if own is not None and own.cost is not None:
-            return own.cost
+        if own is not None and (cost := own.cost) is not None:
+            return cost
         for fewer in (size - 1, size - 2):
             other = self._drafted.get(fewer)
             if other is not None and other.is_measured:
