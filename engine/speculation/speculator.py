@@ -70,6 +70,7 @@ class Speculator:
         self.num_accepted_by_position = [0] * settings.num_tokens
         self._earlier = EarlierTexts()
         self._indexing = IndexBudget()
+        self._unrecorded: list[tuple[int, int, float, bool]] = []  # steps
         self._num_seqs = 0  # beside which the last drafts were made
 
     @property
@@ -97,6 +98,7 @@ class Speculator:
 
         Otherwise it runs ahead of them, and drafts nothing.
         """
+        self._record_steps()
         costs = self._costs_that_may_pay(len(running))
         if costs is None and not self.settings.always:
             return False
@@ -152,8 +154,9 @@ class Speculator:
             sequence.draft = draft
 
     def catch_up(self) -> None:
-        """Index the tokens that drafting only looked up; to be called once the next step is submitted."""
+        """Do what the next step need not wait for; to be called once it is submitted."""
         self._indexing.catch_up()
+        self._record_steps()
 
     def _model_goes_on(self, sequence: DraftedSequence) -> bool:
         """Whether the draft model can follow the sequence when its token on the way has come."""
@@ -173,9 +176,15 @@ class Speculator:
         return costs
 
     def record_step(self, num_seqs: int, num_drafts: int, seconds: float, *, is_plain: bool) -> None:
-        """See `StepCosts`. What drafts have cost is noted for the sequences that they were made beside: their step may
-        have more, which start in it, or fewer."""
-        self.costs.record_step(self._num_seqs if num_drafts else num_seqs, num_drafts, seconds, is_plain=is_plain)
+        """See `StepCosts`; it learns of the step when nothing waits. What drafts cost is noted for the sequences that
+        they were made beside: their step may have more, which start in it, or fewer."""
+        if not self.settings.always:
+            self._unrecorded.append((self._num_seqs if num_drafts else num_seqs, num_drafts, seconds, is_plain))
+
+    def _record_steps(self) -> None:
+        for num_seqs, num_drafts, seconds, is_plain in self._unrecorded:
+            self.costs.record_step(num_seqs, num_drafts, seconds, is_plain=is_plain)
+        self._unrecorded.clear()
 
     def note_verified(self, drafting: Drafting, draft: VerifiedDraft, num_accepted: int) -> None:
         """Count a sequence's draft."""

@@ -200,7 +200,7 @@ def test_a_server_whose_first_steps_were_slow_finds_it_out(plain_speeds: dict[in
         engine = DraftedEngine("auto", more)
         for streams in (1, 64, 256):
             engine.serve(streams, 160)
-        assert engine.serve(256, 160) > 0.98 * plain_speeds[256]
+        assert engine.serve(256, 160) > 0.97 * plain_speeds[256]
 
 
 def run(seconds_per_draft: float, num_requests: int, **settings: Any) -> tuple[float, Harness]:
