@@ -114,13 +114,13 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + 16 * ROW_TILES) * (HEAD_DIM + 8) * sizeof(T) and SENT_FLOATS
 // floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM
-// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows. FUSED: FUSED_QUERIES * 2 * HEAD_DIM * sizeof(T)
-// more. Unit of work: a block a part of the splits of a key/value head's keys for a tile of its heads'
-// queries (up to 8 heads together). Blocks are shared out among the rows that there are. Splits, and the keys
-// of each of the WARPS warps within them, are those of a query alone; queries of a tile that are divided in
-// different ways are done one after the other. Where a row's splits are several blocks' work, every split's
-// result goes to partial_out and partial_sums, and the last of the blocks to arrive merges them; else the one
-// block merges as it goes. The order is the same.
+// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows. FUSED: FUSED_QUERIES * HEAD_DIM * 8 bytes more.
+// Unit of work: a block a part of the splits of a key/value head's keys for a tile of its heads' queries (up
+// to 8 heads together). Blocks are shared out among the rows that there are. Splits, and the keys of each of
+// the WARPS warps within them, are those of a query alone; queries of a tile that are divided in different
+// ways are done one after the other. Where a row's splits are several blocks' work, every split's result goes
+// to partial_out and partial_sums, and the last of the blocks to arrive merges them; else the one block
+// merges as it goes. The order is the same.
 template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, int ROW_TILES, bool FUSED,
           bool CAPPED, bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
@@ -182,12 +182,13 @@ __global__ void __launch_bounds__(32 * WARPS)
       kv_scales};
   const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
   const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh(
-      results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS, q, positions, first_token, num_queries,
-      num_heads, keys, cos_sin, q_norm, k_norm, rotary_dim, eps);
+      results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS, q, first_token, num_queries, num_heads,
+      keys, q_norm, k_norm, rotary_dim, eps);
   // One block for each key/value head of a row.
   const bool stores = FUSED && tile == 0 && is_first && group_begin == 0;
   const int* const slots = stores ? slot_mapping + first_token : nullptr;
   bool has_fresh = false;
+  if constexpr (FUSED) fresh.load_angles(cos_sin, positions + first_token, warp, lane);
 
 #pragma unroll 1
   for (int query = tile * tile_queries, alike = 0; query < tile_end; query += alike) {
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     const bool reads_fresh = !FUSED && key_begin + STAGES * STEP_KEYS > fresh_key;
     if (reads_fresh) wait_for_earlier_kernels();
     int next_row = load_first_tiles<STAGES>(ring);
-    if (!FUSED && !reads_fresh) wait_for_earlier_kernels();
+    if (!reads_fresh) wait_for_earlier_kernels();
     const DraftRows rows{head_rows_log2, num_group_heads, alike};
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
     if constexpr (FUSED) {

@@ -6,23 +6,19 @@
 #include "draft_attention.cuh"
 #include "generated/drafts.cuh"
 
-// All of a row's tokens for a key/value head; the cache does not have their keys yet. A warp makes several
-// heads at once, so that it waits for memory once; by one piece of code, as each instruction delays the
-// kernel.
+// All of a row's tokens for a key/value head, in shared memory; the cache does not have their keys yet.
 template <typename T, typename Cached, int HEAD_DIM, int WARPS>
 struct FreshHeads {
   using Transform = HeadTransform<HEAD_DIM, 2, T>;
-  using Head = typename Transform::Head;
   using Tile = KeyTile<T, Cached, HEAD_DIM>;
   using Operand = typename Tile::Operand;
-  static constexpr int AT_ONCE = 4;  // heads of a warp
+  static constexpr int THREADS = WARP_SIZE * WARPS;
   static constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
-  static_assert(FUSED_QUERIES * SEGMENTS <= WARP_SIZE * WARPS, "a thread has a segment of one value");
+  static_assert(sizeof(Operand) == sizeof(T), "a query is made where its projection is");
 
-  Cached* made;    // [FUSED_QUERIES, 2, HEAD_DIM] in shared memory: keys and values as the cache has them
-  const T* heads;  // of the row's first token
-  const int* positions;  // of the row's tokens
-  const float* cos_sin;
+  T* keys;             // [FUSED_QUERIES, 2, HEAD_DIM]: keys and values as projected, then as `cached` says
+  float* angles;       // [FUSED_QUERIES, rotary_dim]
+  const T* heads;      // of the row's first token
   int token_width;     // elements from one token to the next
   int key_place;       // of the key in a token's heads
   int value_distance;  // from there to the value
@@ -32,14 +28,12 @@ struct FreshHeads {
   int rotary_dim;
   float eps;
 
-  // q [*, num_heads + 2 * num_kv_heads, HEAD_DIM] and positions of all tokens.
-  __device__ __forceinline__ FreshHeads(void* memory, const T* q, const int* positions, int first_token,
-                                        int num_tokens, int num_heads, const PagedKeys<Cached>& paged,
-                                        const float* cos_sin, const T* q_norm, const T* k_norm,
-                                        int rotary_dim, float eps)
-      : made(static_cast<Cached*>(memory)),
-        positions(positions + first_token),
-        cos_sin(cos_sin),
+  // memory: of `keys`, then `angles`; q [*, num_heads + 2 * num_kv_heads, HEAD_DIM] of all tokens.
+  __device__ __forceinline__ FreshHeads(void* memory, const T* q, int first_token, int num_tokens,
+                                        int num_heads, const PagedKeys<Cached>& paged, const T* q_norm,
+                                        const T* k_norm, int rotary_dim, float eps)
+      : keys(static_cast<T*>(memory)),
+        angles(reinterpret_cast<float*>(keys + FUSED_QUERIES * 2 * HEAD_DIM)),
         token_width((num_heads + 2 * paged.num_kv_heads) * HEAD_DIM),
         key_place((num_heads + paged.kv_head) * HEAD_DIM),
         value_distance(paged.num_kv_heads * HEAD_DIM),
@@ -52,81 +46,22 @@ struct FreshHeads {
   }
 
   // [2, HEAD_DIM]: key and value `i` as the cache has them.
-  __device__ __forceinline__ Cached* cached(int i) const { return made + i * 2 * HEAD_DIM; }
+  __device__ __forceinline__ Cached* cached(int i) const {
+    return reinterpret_cast<Cached*>(keys + i * 2 * HEAD_DIM);
+  }
 
-  // Wait for the projections and make the queries of a tile of ROWS rows, from token `first` on and head
-  // `head0`, and where asked keys and values, which go to the cache as well if there are `slots`
-  // [num_tokens]. All threads of the block call.
+  // The queries of a tile of ROWS rows, from token `first` on and head `head0`, and where asked keys and
+  // values, which go to the cache as well if there are `slots` [num_tokens]. All threads of the block call.
   template <int ROWS>
   __device__ __forceinline__ void make(Operand* tile_q, const DraftRows& rows, int first, int head0,
                                        bool makes_keys, const PagedKeys<Cached>& paged,
                                        const int* slots) const {
-    static_assert(AT_ONCE == 4);
-    const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
-    const int num_heads = ROWS + (makes_keys ? num_tokens : 0);  // queries, then keys
-    const auto find = [&](int i) { return Place(*this, rows, i, ROWS, first, head0); };
-    Vec<T, SEGMENT> value = {};
-    const int value_token = threadIdx.x / SEGMENTS, value_begin = threadIdx.x % SEGMENTS * SEGMENT;
-    const bool has_value = makes_keys && value_token < num_tokens;
-#pragma unroll 1
-    for (int begin = warp; begin < num_heads; begin += WARPS * AT_ONCE) {
-      const Place places[AT_ONCE] = {find(begin), find(begin + WARPS), find(begin + 2 * WARPS),
-                                     find(begin + 3 * WARPS)};
-      const Transform transforms[AT_ONCE] = {transform_of(places[0]), transform_of(places[1]),
-                                             transform_of(places[2]), transform_of(places[3])};
-      if (begin == warp) {
-        wait_for_earlier_kernels();
-        if (has_value)
-          value = Vec<T, SEGMENT>::load(projected_key(value_token) + value_distance + value_begin);
-      }
-      Head loaded[AT_ONCE];
-#pragma unroll
-      for (int n = 0; n < AT_ONCE; ++n) {
-        if (begin + n * WARPS < num_heads && places[n].exists) loaded[n] = transforms[n].load(places[n].from);
-      }
-#pragma unroll
-      for (int n = 0; n < AT_ONCE; ++n) {
-        const int i = begin + n * WARPS;
-        if (i >= num_heads) break;
-        Operand* const query = tile_q + i * Tile::PITCH;
-        Cached* const key = cached(i - ROWS);
-        if (!places[n].exists) {
-          for (int e = lane * 2; e < HEAD_DIM; e += WARP_SIZE * 2) Tile::store_query(query, e, Vec<T, 2>{});
-        } else if constexpr (IS_E4M3<Cached>) {
-          const float scale = paged.scale(0);
-          transforms[n](loaded[n], [&](int e, const Vec<T, 2>& z) {
-            if (i < ROWS) {
-              Tile::store_query(query, e, z);
-            } else {
-              store_e4m3(key + e, z, scale);
-            }
-          });
-        } else {
-          T* const made_head = i < ROWS ? query : key;
-          transforms[n](loaded[n], [&](int e, const Vec<T, 2>& z) { z.store(made_head + e); });
-        }
-        if (i >= ROWS && slots != nullptr) {
-          __syncwarp();
-          if (lane < SEGMENTS)
-            store(paged.key_cache, key + lane * SEGMENT, lane * SEGMENT, slots[i - ROWS], paged);
-        }
-      }
-    }
-    if (!has_value) return;
-    Cached* const made_value = cached(value_token) + HEAD_DIM + value_begin;
-    if constexpr (IS_E4M3<Cached>) {
-      const float scale = paged.scale(1);
-#pragma unroll
-      for (int e = 0; e < SEGMENT; e += 2) {
-        Vec<T, 2> pair;
-        pair[0] = value[e];
-        pair[1] = value[e + 1];
-        store_e4m3(made_value + e, pair, scale);
-      }
-    } else {
-      value.store(made_value);
-    }
-    if (slots != nullptr) store(paged.value_cache, made_value, value_begin, slots[value_token], paged);
+    const int warp = threadIdx.x / WARP_SIZE;
+    load_queries(tile_q, rows, ROWS, first, head0);
+    if (makes_keys) load_keys();
+    __syncthreads();
+    make_queries(tile_q, rows, ROWS, first, warp);
+    if (makes_keys) make_keys(paged, slots, warp, threadIdx.x % WARP_SIZE);
   }
 
   // The row's keys from `fresh_key` on that belong to the warp's tile at `begin`, to their places in it.
@@ -139,43 +74,102 @@ struct FreshHeads {
     }
   }
 
- private:
-  // Where the projection of a head is: of `count` queries, from token `first` on and head `head0`, or a key.
-  struct Place {
-    const T* norm;
-    const T* from;
-    int token;
-    bool exists;  // some rows of a tile have no query
-
-    __device__ __forceinline__ Place(const FreshHeads& fresh, const DraftRows& rows, int i, int count,
-                                     int first, int head0) {
-      const bool is_key = i >= count;
-      exists = is_key || rows.has(i);
-      norm = is_key ? fresh.k_norm : fresh.q_norm;
-      token = min(is_key ? i - count : first + rows.query(i), fresh.num_tokens - 1);
-      from = is_key ? fresh.projected_key(token)
-                    : fresh.heads + static_cast<long long>(token) * fresh.token_width +
-                          (head0 + rows.head(i)) * HEAD_DIM;
+  // positions [num_tokens] of the row's tokens.
+  __device__ __forceinline__ void load_angles(const float* cos_sin, const int* positions, int warp,
+                                              int lane) const {
+#pragma unroll 2
+    for (int i = warp; i < num_tokens; i += WARPS) {
+      const float* const of_token =
+          cos_sin + static_cast<long long>(rotary_dim > 0 ? positions[i] : 0) * rotary_dim;
+      for (int place = lane * 2; place < rotary_dim; place += WARP_SIZE * 2) {
+        Vec<float, 2>::load(of_token + place).store(angles + i * rotary_dim + place);
+      }
     }
-  };
-
-  __device__ __forceinline__ const T* projected_key(int token) const {
-    return heads + static_cast<long long>(token) * token_width + key_place;
   }
 
-  __device__ __forceinline__ Transform transform_of(const Place& place) const {
-    const int position = rotary_dim > 0 ? positions[place.token] : 0;
-    return Transform(place.norm, cos_sin + static_cast<long long>(position) * rotary_dim, HEAD_DIM,
-                     rotary_dim, eps);
+ private:
+  // The projections of the queries of a tile's `count` rows, from token `first` on and head `head0`; rows
+  // without a query are zeros.
+  __device__ __forceinline__ void load_queries(Operand* tile_q, const DraftRows& rows, int count, int first,
+                                               int head0) const {
+    const T* const of_head = heads + static_cast<long long>(first) * token_width + head0 * HEAD_DIM;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < count * SEGMENTS; i += THREADS) {
+      const int row = i / SEGMENTS;
+      const int place = i % SEGMENTS * SEGMENT;
+      Vec<T, SEGMENT> elements = {};
+      if (rows.has(row)) {
+        elements = Vec<T, SEGMENT>::load(of_head + static_cast<long long>(rows.query(row)) * token_width +
+                                         rows.head(row) * HEAD_DIM + place);
+      }
+      elements.store(reinterpret_cast<T*>(tile_q) + row * Tile::PITCH + place);
+    }
   }
 
-  // A segment that was made, from element `begin` of its head on, to the cache, if it has a slot there.
-  __device__ __forceinline__ static void store(Cached* cache, const Cached* segment, int begin, int slot,
-                                               const PagedKeys<Cached>& paged) {
-    if (slot < 0) return;
+  // The projections of keys and values.
+  __device__ __forceinline__ void load_keys() const {
+#pragma unroll 2
+    for (int i = threadIdx.x; i < num_tokens * 2 * SEGMENTS; i += THREADS) {
+      const int token = i / (2 * SEGMENTS);
+      const bool is_value = i / SEGMENTS % 2 != 0;
+      const T* const from = heads + static_cast<long long>(token) * token_width + key_place +
+                            (is_value ? value_distance : 0) + i % SEGMENTS * SEGMENT;
+      Vec<T, SEGMENT>::load(from).store(keys + i * SEGMENT);
+    }
+  }
+
+  // The queries of a tile, whose projections are there, a warp each in turn.
+  __device__ __forceinline__ void make_queries(Operand* tile_q, const DraftRows& rows, int count, int first,
+                                               int warp) const {
+#pragma unroll 1
+    for (int row = warp; row < count; row += WARPS) {
+      if (!rows.has(row)) continue;
+      const Transform transform(q_norm, angles + (first + rows.query(row)) * rotary_dim, HEAD_DIM, rotary_dim,
+                                eps);
+      Operand* const query = tile_q + row * Tile::PITCH;
+      const auto loaded = transform.load(reinterpret_cast<const T*>(query));
+      __syncwarp();
+      transform(loaded, [&](int i, const Vec<T, 2>& z) { Tile::store_query(query, i, z); });
+    }
+  }
+
+  // Keys and values likewise, and to the cache where there are slots.
+  __device__ __forceinline__ void make_keys(const PagedKeys<Cached>& paged, const int* slots, int warp,
+                                            int lane) const {
+#pragma unroll 1
+    for (int i = warp; i < num_tokens; i += WARPS) {
+      const int slot = slots != nullptr ? slots[i] : -1;
+      T* const projected = keys + i * 2 * HEAD_DIM;
+      Cached* const made = cached(i);
+      const Transform transform(k_norm, angles + i * rotary_dim, HEAD_DIM, rotary_dim, eps);
+      const auto key = transform.load(projected);
+      __syncwarp();
+      if constexpr (IS_E4M3<Cached>) {
+        const Transform unchanged(nullptr, nullptr, HEAD_DIM, 0, eps);
+        const auto value = unchanged.load(projected + HEAD_DIM);
+        const float key_scale = paged.scale(0), value_scale = paged.scale(1);
+        __syncwarp();
+        transform(key, [&](int e, const Vec<T, 2>& z) { store_e4m3(made + e, z, key_scale); });
+        unchanged(value, [&](int e, const Vec<T, 2>& z) { store_e4m3(made + HEAD_DIM + e, z, value_scale); });
+      } else {
+        transform(key, [&](int e, const Vec<T, 2>& z) { z.store(made + e); });
+      }
+      __syncwarp();
+      if (slot >= 0) store(paged, slot, made, lane);
+    }
+  }
+
+  __device__ __forceinline__ void store(const PagedKeys<Cached>& paged, int slot, const Cached* made,
+                                        int lane) const {
+    constexpr int ELEMENTS = 16 / sizeof(Cached), PIECES = HEAD_DIM / ELEMENTS;
     const int block = paged.block_of(slot);
     const long long place =
         (block * paged.num_kv_heads + paged.kv_head) * paged.block_size + slot - block * paged.block_size;
-    Vec<Cached, SEGMENT>::load(segment).store(cache + place * HEAD_DIM + begin);
+#pragma unroll 1
+    for (int piece = lane; piece < 2 * PIECES; piece += WARP_SIZE) {
+      Cached* const cache = piece < PIECES ? paged.key_cache : paged.value_cache;
+      *reinterpret_cast<uint4*>(cache + place * HEAD_DIM + piece % PIECES * ELEMENTS) =
+          *reinterpret_cast<const uint4*>(made + piece * ELEMENTS);
+    }
   }
 };

@@ -142,7 +142,7 @@ def shared_bytes(head_dim: int, row_tiles: int, *, e4m3: bool, fused: bool = Fal
     rows = TILE_ROWS * row_tiles
     staged = ring_bytes(DECODE_SHAPES[head_dim], TILE_ROWS, e4m3=e4m3) + rows * (head_dim + SEGMENT) * HALF_BYTES
     staged += rows * head_dim // MERGED_FLOATS * SENT_FLOATS * float32.itemsize
-    return staged + fused * FUSED_QUERIES * 2 * head_dim * HALF_BYTES
+    return staged + fused * FUSED_QUERIES * head_dim * (2 * HALF_BYTES + float32.itemsize)
 
 
 class DraftPlan(NamedTuple):
