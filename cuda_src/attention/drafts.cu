@@ -1,11 +1,10 @@
 // Paged attention on tensor cores for rows with a few queries, a token and its draft: keys and values are
 // read once for all of them, and each query's result has the bits that attention/decode.cu gives it in a row
-// of its own. Where rows are short, the step's norm, rotary embedding and KV store as well.
+// of its own.
 
 #include "decode_keys.cuh"
 #include "decode_splits.cuh"
 #include "draft_attention.cuh"
-#include "draft_heads.cuh"
 #include "draft_merge.cuh"
 #include "generated/drafts.cuh"
 #include "ptx/copy.cuh"
@@ -15,27 +14,7 @@ struct DraftUnit {
   int row;
   int part;
   int parts;
-
-  // Behind the last of its keys, where `num_blocks` blocks have some of the keys up to `last_len`.
-  __device__ __forceinline__ int end_of_keys(const Splits& splits, int num_blocks, int last_len) const {
-    const int end_split = (part + 1) * splits.count / num_blocks;
-    return min(splits.first_key + end_split * splits.size, last_len);
-  }
 };
-
-// Begins to copy the ring's tiles; -> `find_unit_row` of the next.
-template <int STAGES, typename Ring>
-__device__ __forceinline__ int load_first_tiles(const Ring& ring) {
-  int next_row = ring.find_unit_row(0);
-#pragma unroll 1
-  for (int i = 0; i < STAGES; ++i) {
-    const int unit_row = next_row;
-    next_row = ring.find_unit_row(i + 1);
-    if (ring.tile_begin(i) < ring.key_end) ring.load_tile(i, unit_row);
-    copy_async_commit();
-  }
-  return next_row;
-}
 
 // Blocks are for the rows up to the last one with context, as many each as there are, but no more than most.
 __device__ __forceinline__ DraftUnit find_unit(int unit, int num_units, int num_rows, int most_parts) {
@@ -86,18 +65,13 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 
 // out = softmax over the visible keys of (q . k * scale), times v: of a row's n queries, its last n tokens,
 // each sees the keys up to its own. Rows without context, and the tokens after the last row, give zeros.
-// FUSED: q and the keys and values of these tokens are made from qkv as rope_and_store_kernel makes them, and
-// the keys and values are stored in the cache; else q holds finished queries and the cache every key.
-//   in:  q [num_tokens, num_heads * HEAD_DIM] T; FUSED:
-//        q [num_tokens, (num_heads + 2 * num_kv_heads) * HEAD_DIM] T
+//   in:  q [num_tokens, num_heads * HEAD_DIM] T
 //        key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] Cached: T, or e4m3 with
-//        kv_scales [2, num_kv_heads] float or null
+//        kv_scales [2, num_kv_heads] float or null; they have every key
 //        block_tables [*, block_table_width] int
 //        table_rows [num_seqs] int, each row's place in block_tables
 //        cu_seqlens_q [num_seqs + 1] int, at most tiles * (16 * ROW_TILES >> head_rows_log2) queries a row
 //        context_lens [num_seqs] int, of the row's last query
-//        FUSED alone: q_norm, k_norm, cos_sin, positions, slot_mapping, rotary_dim, eps as
-//        rope_and_store_kernel, with a slot for each token of a row, and at most FUSED_QUERIES queries a row
 //        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //        min_split_keys, max_splits, scale_log2, cap_log2 as paged_attention_decode_kernel;
 //        2^head_rows_log2 rows of a tile for a query's heads; most_parts of all rows together
@@ -105,24 +79,23 @@ __device__ __forceinline__ void copy_draft_queries(typename Tile::Operand* tile_
 //        partial_out [num_tokens, num_heads, max_splits, HEAD_DIM] float
 //        partial_sums [num_tokens, num_heads, max_splits, 2] float
 //        arrivals [num_tokens, num_groups] unsigned, 0 before and after
-// q, without FUSED the keys and values of this step's tokens, and `out` alone may be written or read by a
-// kernel of the same graph that may not have ended: all else is read ahead.
-// Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads =
-// group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8. Rows of shared memory are padded by 16
-// bytes, so that eight of them fill all banks.
+// q, the keys and values of this step's tokens and `out` alone may be written or read by a kernel of the same
+// graph that may not have ended: all else is read ahead.
+// Layout: row-major, q, out and the caches 16-byte aligned; num_heads = group * num_kv_heads, block_size a
+// multiple of 8. Rows of shared memory are padded by 16 bytes, so that eight of them fill all banks.
 // Grid: (num_groups * tiles, at least num_seqs) with num_groups = num_kv_heads * ceil(group / 8).
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + 16 * ROW_TILES) * (HEAD_DIM + 8) * sizeof(T) and SENT_FLOATS
 // floats for each MERGED_FLOATS elements of 16 * ROW_TILES rows; of e4m3 WARPS * (STAGES * 2 * 16 * HEAD_DIM
-// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows. FUSED: FUSED_QUERIES * HEAD_DIM * 8 bytes more.
+// bytes and 16 * (HEAD_DIM + 4) floats) for the first rows.
 // Unit of work: a block a part of the splits of a key/value head's keys for a tile of its heads' queries (up
 // to 8 heads together). Blocks are shared out among the rows that there are. Splits, and the keys of each of
 // the WARPS warps within them, are those of a query alone; queries of a tile that are divided in different
 // ways are done one after the other. Where a row's splits are several blocks' work, every split's result goes
 // to partial_out and partial_sums, and the last of the blocks to arrive merges them; else the one block
 // merges as it goes. The order is the same.
-template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, int ROW_TILES, bool FUSED,
-          bool CAPPED, bool SINKS>
+template <typename T, typename Cached, int HEAD_DIM, int WARPS, int STAGES, int ROW_TILES, bool CAPPED,
+          bool SINKS>
 __global__ void __launch_bounds__(32 * WARPS)
     paged_attention_drafts_kernel(PAGED_ATTENTION_DRAFTS_PARAMS(T, Cached)) {
   constexpr int STEP_KEYS = WARP_KEYS * WARPS;
@@ -156,19 +129,20 @@ __global__ void __launch_bounds__(32 * WARPS)
 
   const int num_rows = count_rows(context_lens, num_seqs);
   const DraftUnit unit = find_unit(blockIdx.y, gridDim.y, num_rows, most_parts);
-  const bool has_row = num_rows > 0 && unit.part < unit.parts, is_first = unit.part == 0;
+  const bool has_row = num_rows > 0 && unit.part < unit.parts;
   const int first_token = has_row ? cu_seqlens_q[unit.row] : 0;
   const int num_queries = has_row ? cu_seqlens_q[unit.row + 1] - first_token : 0;
   const int context_len = has_row ? context_lens[unit.row] : 0;
   const bool is_empty = context_len <= 0 || num_queries == 0;
   // The last blocks, which have nothing else to do, clear what is behind the rows.
   const int first_behind = cu_seqlens_q[num_rows] + static_cast<int>(gridDim.y - 1 - blockIdx.y);
-  if (tile == 0 && (first_behind < num_tokens || (is_empty && is_first))) {
+  if (tile == 0 && (first_behind < num_tokens || (is_empty && unit.part == 0))) {
     wait_for_earlier_kernels();
     T* const heads = out + head0 * HEAD_DIM;
     const int width = num_heads * HEAD_DIM, elements = num_group_heads * HEAD_DIM;
-    const int end = is_empty && is_first ? first_token + num_queries : first_token;
-    clear_rows(heads, first_token, end, 1, width, elements);
+    if (is_empty && unit.part == 0) {
+      clear_rows(heads, first_token, first_token + num_queries, 1, width, elements);
+    }
     clear_rows(heads, first_behind, num_tokens, gridDim.y, width, elements);
   }
   if (is_empty) return;
@@ -181,14 +155,6 @@ __global__ void __launch_bounds__(32 * WARPS)
       key_cache, value_cache, block_table, kv_head, num_kv_heads, block_size, 0xffffffffu / block_size + 1,
       kv_scales};
   const float key_scale_log2 = keys.scale(0, scale_log2), value_scale = keys.scale(1, 1.0f);
-  const FreshHeads<T, Cached, HEAD_DIM, WARPS> fresh(
-      results + TILE_ROWS * HEAD_DIM / MERGED_FLOATS * SENT_FLOATS, q, first_token, num_queries, num_heads,
-      keys, q_norm, k_norm, rotary_dim, eps);
-  // One block for each key/value head of a row.
-  const bool stores = FUSED && tile == 0 && is_first && group_begin == 0;
-  const int* const slots = stores ? slot_mapping + first_token : nullptr;
-  bool has_fresh = false;
-  if constexpr (FUSED) fresh.load_angles(cos_sin, positions + first_token, warp, lane);
 
 #pragma unroll 1
   for (int query = tile * tile_queries, alike = 0; query < tile_end; query += alike) {
@@ -200,29 +166,29 @@ __global__ void __launch_bounds__(32 * WARPS)
     const int num_blocks = min(splits.count, unit.parts);
     if (unit.part >= num_blocks) continue;
     const int first_split = unit.part * splits.count / num_blocks;
+    const int end_split = (unit.part + 1) * splits.count / num_blocks;
     const int key_begin = splits.first_key + first_split * splits.size;
-    const int key_end = unit.end_of_keys(splits, num_blocks, last_len);
+    const int key_end = min(splits.first_key + end_split * splits.size, last_len);
     const int oldest_key = max(first_len - sliding_window, 0);
     const unsigned place = shared_address(rings + warp * Ring::WARP_BYTES);
-    const int cached_end = FUSED ? min(key_end, fresh_key) : key_end;
-    const Ring ring{keys, key_begin, key_end, oldest_key, cached_end, place, evict_first_policy(),
-                    lane, warp};
+    const Ring ring{keys, key_begin, key_end, oldest_key, key_end, place, evict_first_policy(), lane, warp};
 
     // Keys of earlier steps may be copied while the kernels in front of this one still run.
-    const bool reads_fresh = !FUSED && key_begin + STAGES * STEP_KEYS > fresh_key;
+    const bool reads_fresh = key_begin + STAGES * STEP_KEYS > fresh_key;
     if (reads_fresh) wait_for_earlier_kernels();
-    int next_row = load_first_tiles<STAGES>(ring);
+    int next_row = ring.find_unit_row(0);
+#pragma unroll 1
+    for (int i = 0; i < STAGES; ++i) {
+      const int unit_row = next_row;
+      next_row = ring.find_unit_row(i + 1);
+      if (ring.tile_begin(i) < key_end) ring.load_tile(i, unit_row);
+      copy_async_commit();
+    }
     if (!reads_fresh) wait_for_earlier_kernels();
     const DraftRows rows{head_rows_log2, num_group_heads, alike};
     const long long first_head = static_cast<long long>(first_token + query) * num_heads + head0;
-    if constexpr (FUSED) {
-      const bool makes_keys = !has_fresh && (stores || key_end > fresh_key);
-      fresh.template make<TILE_ROWS>(tile_q, rows, query, head0, makes_keys, keys, slots);
-      has_fresh = has_fresh || makes_keys;
-    } else {
-      copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
-                                                                          rows, num_heads);
-    }
+    copy_draft_queries<Tile, T, HEAD_DIM, ROW_TILES, WARP_SIZE * WARPS>(tile_q, q + first_head * HEAD_DIM,
+                                                                        rows, num_heads);
     __syncthreads();
 
     Attention attention(rows, {first_len, sliding_window, alike});
@@ -231,16 +197,15 @@ __global__ void __launch_bounds__(32 * WARPS)
         partial_sums, results,      out,        sinks + head0, first_head};
     const int num_steps = ceil_div(key_end - key_begin, STEP_KEYS);
     const int split_steps = splits.size / STEP_KEYS;
-    int split = first_split, steps_left = split_steps;
+    int split = first_split;
+    int steps_left = split_steps;
 #pragma unroll 1
     for (int i = 0; i < num_steps; ++i) {
       copy_async_wait<STAGES - 1>();
       __syncwarp();
       if (ring.tile_begin(i) < key_end) {
-        unsigned char* const copied = rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES;
-        const int begin = ring.tile_begin(i);
-        if constexpr (FUSED) fresh.insert(ring, fresh_key, begin, copied);
-        attention.template add<CAPPED>(tile_q, Tile(copied), begin, key_scale_log2, cap_log2);
+        const Tile keys_and_values(rings + warp * Ring::WARP_BYTES + i % STAGES * Ring::TILE_BYTES);
+        attention.template add<CAPPED>(tile_q, keys_and_values, ring.tile_begin(i), key_scale_log2, cap_log2);
         __syncwarp();
       }
       if (--steps_left == 0 || i + 1 == num_steps) {

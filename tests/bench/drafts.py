@@ -45,8 +45,8 @@ REPLAYS = 30
 
 
 def attention(ops: CudaOps, device: CudaDevice) -> Iterator[dict[str, Any]]:
-    """A layer's: rotation, KV store and attention, by its own kernel, with the former apart, and by that of prompts;
-    one query a row is a decode."""
+    """A layer's: rotation, KV store and attention, by its own kernel and by that of prompts; one query a row is a
+    decode."""
     ops.reserve_attention(max(ROWS) * max(QUERIES) + 1, 32, HEAD_DIM)
     for heads, kv_heads in HEADS:
         for rows in ROWS:
@@ -54,9 +54,7 @@ def attention(ops: CudaOps, device: CudaDevice) -> Iterator[dict[str, Any]]:
                 for queries in QUERIES:
                     found = {"drafts us": _attention(ops, device, (heads, kv_heads), rows, queries, context)}
                     if queries > 1:
-                        ops.attention_kernels.restrict(without=["fused_drafts"])
-                        found["apart us"] = _attention(ops, device, (heads, kv_heads), rows, queries, context)
-                        ops.attention_kernels.restrict(without=["fused_drafts", "drafts"])
+                        ops.attention_kernels.restrict(without=["drafts"])
                         found["prompts us"] = _attention(ops, device, (heads, kv_heads), rows, queries, context)
                         ops.attention_kernels.restrict()
                     shape = f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}"

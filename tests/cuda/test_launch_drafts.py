@@ -71,15 +71,12 @@ def test_every_query_has_a_tile_and_every_row_a_block(device_name: str) -> None:
     for head_dim, heads, queries, rows in product(decode.DECODE_SHAPES, HEADS, (2, 3, 8, 16, 65), (1, 2, 16)):
         for cached in (bfloat16, uint8)[: 1 if head_dim == 256 and device_name == "l4" else 2]:
             attend(ops, device, queries, rows, heads, head_dim, cached=cached)
-            *before, (spec, template, config, params) = device.launched
+            _, (spec, template, config, params) = device.launched
             assert spec.name == "paged_attention_drafts_kernel"
             assert (spec, template) in compiled
             assert config.shared_bytes + drafts.STATIC_BYTES <= device.max_shared_bytes
             sizes = dict(zip(spec.template, template, strict=True))
             row_tiles.add(sizes["ROW_TILES"])
-            assert (not before) == (sizes["FUSED"] == "true")
-            assert before or queries <= drafts.FUSED_QUERIES
-            assert not before or queries > drafts.FUSED_QUERIES or head_dim > drafts.FUSED_HEAD_DIM
             tile_queries = drafts.TILE_ROWS * int(sizes["ROW_TILES"]) >> params.head_rows_log2
             group = min(heads[0] // heads[1], decode.GROUP_ROWS)
             assert group <= 1 << params.head_rows_log2 <= decode.GROUP_ROWS
@@ -89,16 +86,14 @@ def test_every_query_has_a_tile_and_every_row_a_block(device_name: str) -> None:
     assert row_tiles == {"1", "2"}
 
 
-def test_a_layer_is_one_launch_or_two_and_allocates_nothing_after_reserving() -> None:
+def test_a_layer_is_two_launches_and_allocates_nothing_after_reserving() -> None:
     device = WatchingDevice("h200")
     ops = CudaOps(device)  # type: ignore[arg-type]
     ops.reserve_attention(129, 32, 128)
     reserved = device.allocated
     for queries, rows in ((8, 1), (8, 16), (2, 64)):
         attend(ops, device, queries, rows, (32, 8), 128)
-        assert [spec for spec, *_ in device.launched] == [drafts.PAGED_ATTENTION_DRAFTS]
-    attend(ops, device, drafts.FUSED_QUERIES + 1, 2, (32, 8), 128)
-    assert [spec for spec, *_ in device.launched] == [attention.rope.ROPE_AND_STORE, drafts.PAGED_ATTENTION_DRAFTS]
+        assert [spec for spec, *_ in device.launched] == [attention.rope.ROPE_AND_STORE, drafts.PAGED_ATTENTION_DRAFTS]
     assert device.allocated == reserved
 
 

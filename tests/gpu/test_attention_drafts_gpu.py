@@ -16,7 +16,7 @@ from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import drafts
 from tessera.engine.ops.cuda.attention.decode import IN_ORDER_SPLITS
-from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
+from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy, uint8
 from tests.gpu.conftest import NoTransfers
 from tests.support.op_cases import AttentionCase, AttentionInputs, poisoned, random_array
@@ -184,104 +184,6 @@ def test_a_cache_of_e4m3(case: AttentionCase, cuda_device: CudaDevice, cpu_ops: 
     step = Drafts(case, uint8)
     found = check_bits(step, make_ops(cuda_device))
     assert_close(found, step.attend(cpu_ops, step.metadata(cpu_ops)), case.dtype)
-
-
-FUSED_CASES = [
-    AttentionCase("small", ROWS, num_heads=8, num_kv_heads=2, head_dim=64, padding=3),
-    AttentionCase("small_128", ROWS[:4], num_heads=8, num_kv_heads=2, head_dim=128),
-    AttentionCase("small_80", ROWS[2:], num_heads=3, num_kv_heads=3, head_dim=80),
-    AttentionCase("small_window", ((7, 90), (8, 300)), num_heads=6, head_dim=64, sliding_window=77),
-    AttentionCase("small_group_12", ROWS[1:4], num_heads=12, num_kv_heads=1, head_dim=64, block_size=8),
-    AttentionCase("8B", LONG, num_heads=32, num_kv_heads=8, head_dim=128, padding=5),
-    AttentionCase("8B_one_stream", ((8, 384),), num_heads=32, num_kv_heads=8, head_dim=128),
-    AttentionCase("8B_16_streams", ((8, 384), (3, 500)) * 8, num_heads=32, num_kv_heads=8, head_dim=128),
-    AttentionCase("0.6B", LONG, num_heads=16, num_kv_heads=8, head_dim=128),
-]
-
-
-def attend_from_projections(
-    step: Drafts, ops: CudaOps, norms: str, rotary_dim: int, kv_scales: Array | None
-) -> tuple[Array, Array, Array]:
-    """-> the result and both caches."""
-    case, device = step.case, ops.device
-    tokens, heads = len(step.inputs.q), case.num_heads + 2 * case.num_kv_heads
-    qkv = random_array(3, (tokens, heads * case.head_dim), case.dtype, 1.0)
-    keys, values = (from_numpy(cache.copy(), device) for cache in (step.keys, step.values))
-    cos_sin = random_array(4, (int(step.inputs.context_lens.max(initial=1)), rotary_dim), float32, 1.0)
-    q_norm, k_norm = (random_array(5 + number, (case.head_dim,), case.dtype, 1.0) for number in range(2))
-    transform = HeadTransform(
-        from_numpy(cos_sin, device) if rotary_dim else None,
-        from_numpy(q_norm, device) if "q" in norms else None,
-        from_numpy(k_norm, device) if "k" in norms else None,
-    )
-    queries, out = (poisoned((tokens, case.num_heads * case.head_dim), case.dtype, device) for _ in range(2))
-    ops.attention(
-        from_numpy(qkv, device),
-        keys,
-        values,
-        step.metadata(ops),
-        transform,
-        num_heads=case.num_heads,
-        scale=case.scale,
-        sliding_window=case.sliding_window,
-        kv_scales=None if kv_scales is None else from_numpy(kv_scales, device),
-        queries=queries,
-        out=out,
-    )
-    return out.numpy(), keys.numpy(), values.numpy()
-
-
-def check_fused(
-    step: Drafts, ops: CudaOps, norms: str = "", rotary_dim: int | None = None, kv_scales: Array | None = None
-) -> None:
-    rotary = step.case.head_dim if rotary_dim is None else rotary_dim
-    fused = attend_from_projections(step, ops, norms, rotary, kv_scales)
-    ops.attention_kernels.restrict(without=["fused_drafts"])
-    apart = attend_from_projections(step, ops, norms, rotary, kv_scales)
-    for found, expected in zip(fused, apart, strict=True):
-        np.testing.assert_array_equal(bits(found), bits(expected))
-
-
-@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=lambda dtype: dtype.name)
-@pytest.mark.parametrize("case", FUSED_CASES, ids=lambda case: case.name)
-def test_attention_makes_queries_keys_and_values_as_the_kernel_before_it_does(
-    case: AttentionCase, dtype: np.dtype[Any], cuda_device: CudaDevice
-) -> None:
-    check_fused(Drafts(replace(case, dtype=dtype)), make_ops(cuda_device))
-
-
-@pytest.mark.parametrize(("norms", "rotary_dim"), [("q", 64), ("k", 16), ("qk", 0)])
-def test_small_drafts_with_norms_and_other_rotations(norms: str, rotary_dim: int, cuda_device: CudaDevice) -> None:
-    case = AttentionCase("", ROWS[:3], num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16)
-    check_fused(Drafts(case), make_ops(cuda_device), norms, rotary_dim)
-
-
-@pytest.mark.parametrize("with_scales", [False, True])
-@pytest.mark.parametrize("head_dim", [64, 80, 128])
-def test_small_drafts_of_projections_over_a_cache_of_e4m3(
-    head_dim: int, with_scales: bool, cuda_device: CudaDevice
-) -> None:
-    case = AttentionCase("", ROWS[:3], num_heads=8, num_kv_heads=2, head_dim=head_dim, dtype=bfloat16)
-    scales = np.array([[0.5, 1.25], [2.0, 0.75]], np.float32) if with_scales else None
-    check_fused(Drafts(case, uint8), make_ops(cuda_device), kv_scales=scales)
-
-
-@pytest.mark.parametrize("row_tiles", [1, 2])
-@pytest.mark.parametrize("most_parts", [1, 2, 40])
-@pytest.mark.parametrize("max_splits", [1, 2, None])
-def test_small_drafts_of_projections_divided_in_any_way(
-    row_tiles: int, most_parts: int, max_splits: int | None, cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """New keys may lie in several splits, and those of several blocks."""
-    monkeypatch.setattr(drafts, "FEW_BLOCKS", 0 if row_tiles == 2 else 1 << 20)
-    monkeypatch.setattr(drafts, "FULL_BLOCKS", most_parts)
-    drafts.plan_drafts.cache_clear()
-    try:
-        rows = ((8, 400), (3, 130), (1, 77), (8, 260), (8, 132), (6, 129), (7, 7))
-        case = AttentionCase("", rows, num_heads=8, num_kv_heads=2, head_dim=64, dtype=bfloat16, padding=2)
-        check_fused(Drafts(case), make_ops(cuda_device, max_splits))
-    finally:
-        drafts.plan_drafts.cache_clear()
 
 
 def test_small_drafts_in_float32(cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers) -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutFloat, OutT, OutUint
 from tessera.engine.ops.cuda.attention.decode import (
@@ -34,7 +34,6 @@ from tessera.engine.ops.cuda.attention.problem import (
 )
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.types import E4M3, HALF_BYTES, MAX_CACHED_CONFIGS, SEGMENT, WARP_SIZE, ceil_div
-from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import float32
 
 
@@ -46,11 +45,6 @@ class PagedAttentionDraftsParams(NamedTuple):
     table_rows: InInt
     cu_seqlens_q: InInt
     context_lens: InInt
-    q_norm: InT
-    k_norm: InT
-    cos_sin: InFloat
-    positions: InInt
-    slot_mapping: InInt
     out: OutT
     partial_out: OutFloat
     partial_sums: OutFloat
@@ -61,14 +55,12 @@ class PagedAttentionDraftsParams(NamedTuple):
     group: Int32
     num_kv_heads: Int32
     head_rows_log2: Int32
-    rotary_dim: Int32
     block_size: Int32
     block_table_width: Int32
     sliding_window: Int32
     min_split_keys: Int32
     max_splits: Int32
     most_parts: Int32
-    eps: Float32
     scale_log2: Float32
     cap_log2: Float32
     sinks: InT
@@ -79,7 +71,7 @@ class PagedAttentionDraftsParams(NamedTuple):
 PAGED_ATTENTION_DRAFTS = KernelSpec(
     file="attention/drafts.cu",
     name="paged_attention_drafts_kernel",
-    template=("T", "Cached", "HEAD_DIM", "WARPS", "STAGES", "ROW_TILES", "FUSED", "CAPPED", "SINKS"),
+    template=("T", "Cached", "HEAD_DIM", "WARPS", "STAGES", "ROW_TILES", "CAPPED", "SINKS"),
     params=PagedAttentionDraftsParams,
     overlaps=True,
     on_demand=True,
@@ -92,12 +84,9 @@ FLAGS = {
     CAPPED_DRAFTS: ("true", "false"),
     SINK_DRAFTS: ("false", "true"),
 }
-FUSED_SPEC = PAGED_ATTENTION_DRAFTS  # which is compiled with FUSED too
-FUSED_HEAD_DIM = 128  # up to which, as larger heads leave no registers for it
 OF_E4M3 = for_e4m3(*FLAGS)
 SPECS = (*OF_E4M3, *OF_E4M3.values())
-FUSED_QUERIES = Constant(8, "of a row at most, whose tokens' norms, rotation and KV store attention does itself")
-declare_header("drafts", __name__, {"FUSED_QUERIES": FUSED_QUERIES}, (PagedAttentionDraftsParams,))
+declare_header("drafts", __name__, params=(PagedAttentionDraftsParams,))
 
 TILE_ROWS = 16  # of queries: what an mma takes
 ROW_TILES = {64: (1, 2), 80: (1, 2), 96: (1, 2), 128: (1, 2), 256: (1,)}  # of a block, by head size
@@ -109,11 +98,10 @@ FULL_BLOCKS = 256  # beyond which a row's keys are not divided among more of the
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched here for elements of these C types."""
     pairs = [
-        (spec, template_of(spec, head_dim, row_tiles, fused=fused))
-        for spec in FLAGS
-        for head_dim in DECODE_SHAPES
+        (spec, (str(head_dim), str(shape.warps), str(shape.stages), str(row_tiles), *flags))
+        for spec, flags in FLAGS.items()
+        for head_dim, shape in DECODE_SHAPES.items()
         for row_tiles in ROW_TILES[head_dim]
-        for fused in ((False, True) if spec is FUSED_SPEC and head_dim <= FUSED_HEAD_DIM else (False,))
         if head_dim in CAPPED_HEAD_DIMS or spec is not CAPPED_DRAFTS
     ]
     halves = [dtype for dtype in dtypes if dtype != "float"]
@@ -123,26 +111,16 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     ]
 
 
-def template_of(
-    spec: KernelSpec[PagedAttentionDraftsParams], head_dim: int, row_tiles: int, *, fused: bool
-) -> tuple[str, ...]:
-    """The template arguments behind the types."""
-    shape = DECODE_SHAPES[head_dim]
-    sizes = (str(head_dim), str(shape.warps), str(shape.stages), str(row_tiles))
-    return (*sizes, "true" if fused else "false", *FLAGS[spec])
-
-
 def head_rows_log2(num_heads: int, num_kv_heads: int) -> int:
     """Of the rows that a query takes in a tile for its heads of one group, a power of two."""
     return (min(num_heads // num_kv_heads, GROUP_ROWS) - 1).bit_length()
 
 
-def shared_bytes(head_dim: int, row_tiles: int, *, e4m3: bool, fused: bool = False) -> int:
+def shared_bytes(head_dim: int, row_tiles: int, *, e4m3: bool) -> int:
     """Dynamic shared memory of a block."""
     rows = TILE_ROWS * row_tiles
     staged = ring_bytes(DECODE_SHAPES[head_dim], TILE_ROWS, e4m3=e4m3) + rows * (head_dim + SEGMENT) * HALF_BYTES
-    staged += rows * head_dim // MERGED_FLOATS * SENT_FLOATS * float32.itemsize
-    return staged + fused * FUSED_QUERIES * head_dim * (2 * HALF_BYTES + float32.itemsize)
+    return staged + rows * head_dim // MERGED_FLOATS * SENT_FLOATS * float32.itemsize
 
 
 class DraftPlan(NamedTuple):
@@ -170,7 +148,6 @@ def plan_drafts(
     max_shared_bytes: int,
     *,
     e4m3: bool = False,
-    fused: bool = False,
 ) -> DraftPlan:
     """For `num_tokens` of `num_seqs` rows, some of which may be padding, of up to `max_seqlen_q` queries each."""
     shape, groups = DECODE_SHAPES[head_dim], head_groups(num_heads, num_kv_heads)
@@ -178,14 +155,13 @@ def plan_drafts(
     least_seqs = ceil_div(num_tokens, max_seqlen_q)
     row_tiles = 1
     if 2 in ROW_TILES[head_dim] and least_seqs * groups * ceil_div(rows, TILE_ROWS) > FEW_BLOCKS and rows > TILE_ROWS:
-        most = shared_bytes(head_dim, 2, e4m3=e4m3, fused=fused) + STATIC_BYTES
-        row_tiles = 2 if most <= max_shared_bytes else 1
+        row_tiles = 2 if shared_bytes(head_dim, 2, e4m3=e4m3) + STATIC_BYTES <= max_shared_bytes else 1
     tiles = ceil_div(rows, TILE_ROWS * row_tiles)
     most_parts = ceil_div(FULL_BLOCKS, groups * tiles)
     config = LaunchConfig(
         (groups * tiles, max(num_seqs, most_parts), 1),
         (shape.warps * WARP_SIZE, 1, 1),
-        shared_bytes(head_dim, row_tiles, e4m3=e4m3, fused=fused),
+        shared_bytes(head_dim, row_tiles, e4m3=e4m3),
     )
     return DraftPlan(row_tiles, config, most_parts)
 
@@ -194,20 +170,11 @@ def _accepts(problem: AttentionProblem, device: CudaDevice) -> bool | None:
     return accepts_keys(problem) if problem.rows == "drafts" else None
 
 
-def _accepts_fused(problem: AttentionProblem, device: CudaDevice) -> bool | None:
-    if problem.rows != "fused_drafts" or problem.capped or problem.has_sinks or problem.head_dim > FUSED_HEAD_DIM:
-        return None
-    if not accepts_keys(problem):
-        return None
-    least = shared_bytes(problem.head_dim, 1, e4m3=problem.cached == E4M3, fused=True)
-    return True if least + STATIC_BYTES <= device.max_shared_bytes else None
-
-
 def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operands: AttentionOperands) -> None:
     q, metadata, head_dim = operands.q, operands.metadata, problem.head_dim
     num_tokens, num_seqs = q.shape[0], metadata.table_rows.shape[0]
     num_heads, num_kv_heads = operands.num_heads, operands.key_cache.shape[1]
-    e4m3, fused = problem.cached == E4M3, operands.transform is not None
+    e4m3 = problem.cached == E4M3
     row_tiles, config, most_parts = plan_drafts(
         head_dim,
         num_heads,
@@ -217,9 +184,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         metadata.max_seqlen_q,
         device.max_shared_bytes,
         e4m3=e4m3,
-        fused=fused,
     )
-    cos_sin, q_norm, k_norm, eps = operands.transform or HeadTransform()
     partial_out, partial_sums, arrivals = operands.memory.decode_pointers(num_tokens, num_heads, head_dim)
     params = PagedAttentionDraftsParams(
         q=q,
@@ -229,11 +194,6 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         table_rows=metadata.table_rows,
         cu_seqlens_q=metadata.cu_seqlens_q,
         context_lens=metadata.context_lens,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        cos_sin=cos_sin,
-        positions=metadata.positions,
-        slot_mapping=metadata.slot_mapping,
         out=operands.out,
         partial_out=partial_out,
         partial_sums=partial_sums,
@@ -244,14 +204,12 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         group=num_heads // num_kv_heads,
         num_kv_heads=num_kv_heads,
         head_rows_log2=head_rows_log2(num_heads, num_kv_heads),
-        rotary_dim=0 if cos_sin is None else cos_sin.shape[1],
         block_size=problem.block_size,
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
         min_split_keys=MIN_SPLIT_KEYS,
         max_splits=IN_ORDER_SPLITS if problem.in_order else operands.memory.max_splits,
         most_parts=most_parts,
-        eps=eps,
         scale_log2=operands.scale_log2,
         cap_log2=operands.cap_log2,
         sinks=operands.sinks,
@@ -262,9 +220,9 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         spec = CAPPED_DRAFTS
     elif problem.has_sinks:
         spec = SINK_DRAFTS
-    template = template_of(spec, head_dim, row_tiles, fused=fused)
+    shape = DECODE_SHAPES[head_dim]
+    template = (str(head_dim), str(shape.warps), str(shape.stages), str(row_tiles), *FLAGS[spec])
     device.launch(OF_E4M3[spec] if e4m3 else spec, (problem.dtype, problem.cached, *template), config, params)
 
 
 ATTENTION.register(Candidate("drafts", SPECS, _accepts, _launch, order=0))
-ATTENTION.register(Candidate("fused_drafts", (FUSED_SPEC, OF_E4M3[FUSED_SPEC]), _accepts_fused, _launch, order=0))

@@ -12,7 +12,6 @@ from functools import cached_property
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cuda.attention import sm90_prefill, widen
 from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES, IN_ORDER_SPLITS
-from tessera.engine.ops.cuda.attention.drafts import FUSED_QUERIES
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
 from tessera.engine.ops.cuda.attention.rope import RopeOps, check_head_dim, rotates_pairs
@@ -114,10 +113,7 @@ class AttentionOps(RopeOps):
         queries: Tensor,
         out: Tensor,
     ) -> None:
-        rows: Rows | None = "fused_decodes" if metadata.max_seqlen_q <= 1 else None
-        if metadata.verifies and 1 < metadata.max_seqlen_q <= FUSED_QUERIES:
-            rows = "fused_drafts"
-        if rows is not None:
+        if metadata.max_seqlen_q <= 1:
             operands = AttentionOperands(
                 qkv,
                 key_cache,
@@ -135,7 +131,7 @@ class AttentionOps(RopeOps):
             )
             cos_sin, q_norm, k_norm, _ = transform
             in_pairs = rotates_pairs(key_cache.shape[3], cos_sin, q_norm, k_norm)
-            problem = self._problem(rows, operands, in_pairs=in_pairs)
+            problem = self._problem("fused_decodes", operands, in_pairs=in_pairs)
             if self.attention_kernels.launch(problem, operands):
                 return
         inputs = (qkv, key_cache, value_cache, metadata, transform)

@@ -12,8 +12,8 @@ from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.tensor import Tensor
 
 # Rows of a step: those with two or more queries, those with one, those with one whose queries, key and value are still
-# to be made from projections, all as rows of one query each would be, these also from projections, or all.
-Rows = Literal["prompts", "decodes", "fused_decodes", "drafts", "fused_drafts", "all"]
+# to be made from projections, all as rows of one query each would be, or all.
+Rows = Literal["prompts", "decodes", "fused_decodes", "drafts", "all"]
 
 CAPPED_HEAD_DIMS = (128, 256)  # of models with soft caps
 E4M3_ARCH = 89  # the first that converts e4m3
@@ -33,7 +33,7 @@ class AttentionProblem(NamedTuple):
         head_dim, block_size: of the cache.
         is_aligned: queries, caches and result begin at multiples of 16 bytes.
         in_order: a query's keys are added in an order of its own, whatever else is in the step.
-        in_pairs: norms and rotation may take two elements at a time; of `fused_decodes` and `fused_drafts`.
+        in_pairs: norms and rotation may take two elements at a time; of `fused_decodes`.
         capped: scores pass a soft cap.
         has_sinks: heads have sinks, and scores no soft cap.
     """
