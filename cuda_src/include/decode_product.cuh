@@ -62,10 +62,6 @@ __device__ __forceinline__ uint4 add_scaled_elements(const uint4& a, const uint4
       add_scaled_pair<T>(a.z, others.z, gain.z, scale), add_scaled_pair<T>(a.w, others.w, gain.w, scale));
 }
 
-__device__ __forceinline__ int lane_of_thread() { return threadIdx.x % WARP_SIZE; }
-__device__ __forceinline__ int warp_of_thread() { return threadIdx.x / WARP_SIZE; }
-__device__ __forceinline__ int row_of_lane() { return lane_of_thread() / 4; }  // of a unit, and of 8 tokens
-
 // Constants of a variant.
 template <typename Element, typename Result, int MAX_TOKENS, int UNITS_A_TILE, int RING_STAGES,
           int HALVES_A_STEP>
@@ -85,12 +81,9 @@ struct Variant {
   static constexpr int CHAINS = UNITS * MMAS_M >= 4 ? 1 : 2;  // independent sums that hide an mma's latency
   static constexpr int STEP_K = HALVES * HALF_K;  // elements of each row that a warp takes at a time
   static constexpr int STEP_VECTORS = STEP_K / SEGMENT;
-  static constexpr int BLOCK_THREADS = THREADS;
   static constexpr int LOADS = HALVES * (UNITS + (RESIDENT ? 0 : GROUPS));  // of a lane, a stage
   static constexpr int ITEMS = ceil_div(UNITS * GROUPS * WARP_SIZE, THREADS);
   static constexpr int SUM_LANES = WARP_SIZE;  // whose sums a warp leaves for the others
-  // Of the interleaved parts of k, which this warp takes.
-  static __device__ __forceinline__ int part() { return warp_of_thread(); }
   static_assert(sizeof(T) == 2, "tensor cores take bfloat16 or float16");
   static_assert(TOKENS == 1 || TOKENS == 8 || TOKENS % 16 == 0,
                 "an mma has 16 rows of x, of which 8 may be left out");
@@ -105,6 +98,10 @@ struct CompactVariant : Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_
   static constexpr int SUM_LANES = MAX_TOKENS == 1 ? 4 : WARP_SIZE;
 };
 
+__device__ __forceinline__ int lane_of_thread() { return threadIdx.x % WARP_SIZE; }
+__device__ __forceinline__ int warp_of_thread() { return threadIdx.x / WARP_SIZE; }
+__device__ __forceinline__ int row_of_lane() { return lane_of_thread() / 4; }  // of a unit, and of 8 tokens
+
 // This block's units of the weight. Gated, a tile has half as many gates and their ups.
 template <int UNITS>
 struct BlockUnits {
@@ -113,15 +110,13 @@ struct BlockUnits {
   int begin, end;
   int num_tiles;
 
-  // Of all blocks, or of `blocks` things that share them.
-  __device__ __forceinline__ BlockUnits(int out_features, int gated)
-      : BlockUnits(out_features, gated, blockIdx.x, gridDim.x) {}
-  __device__ __forceinline__ BlockUnits(int out_features, int gated, int block, int blocks) {
+  __device__ __forceinline__ BlockUnits(int out_features, int gated) {
     features = gated ? out_features / 2 : out_features;
     a_tile = gated ? UNITS / 2 : UNITS;
     const int num_units = ceil_div(features, UNIT);
-    const int a_block = num_units / blocks;
-    const int one_more = num_units - a_block * blocks;  // blocks with one more
+    const int block = blockIdx.x;
+    const int a_block = num_units / static_cast<int>(gridDim.x);
+    const int one_more = num_units - a_block * static_cast<int>(gridDim.x);  // blocks with one more
     begin = block * a_block + min(block, one_more);
     end = begin + a_block + (block < one_more ? 1 : 0);
     num_tiles = gated ? ceil_div(end - begin, UNITS / 2 + (UNITS == 1)) : ceil_div(end - begin, UNITS);
@@ -143,7 +138,7 @@ struct WarpSteps {
 
   // First element of this lane in a step.
   static __device__ __forceinline__ int lane_k(int step) {
-    return (step * WARPS + V::part()) * V::STEP_K + lane_of_thread() % 4 * SEGMENT;
+    return (step * WARPS + warp_of_thread()) * V::STEP_K + lane_of_thread() % 4 * SEGMENT;
   }
   // First element of vector v.
   static __device__ __forceinline__ int vector_k(int v) {
@@ -160,7 +155,7 @@ struct WarpSteps {
 template <typename V>
 class DecodeProducer {
   using T = typename V::T;
-  static constexpr unsigned COPY_BYTES = V::BLOCK_THREADS * sizeof(uint4);  // of all threads
+  static constexpr unsigned COPY_BYTES = THREADS * sizeof(uint4);  // of all threads
 
  public:
   __device__ __forceinline__ DecodeProducer(uint4* ring, const BlockUnits<V::UNITS>& units, int steps,
@@ -628,7 +623,7 @@ class DecodeEpilogue {
     int token, column;
 
     __device__ __forceinline__ Item(int i, int tile_unit) {
-      const int index = i * V::BLOCK_THREADS + threadIdx.x;
+      const int index = i * THREADS + threadIdx.x;
       place = V::SUM_LANES == WARP_SIZE ? index : index / WARP_SIZE * V::SUM_LANES + lane_of_thread();
       unit = index / WARP_SIZE / V::GROUPS;
       token = index / WARP_SIZE % V::GROUPS * 8 + row_of_lane();

@@ -263,7 +263,7 @@ class Fp8Consumer {
       load_scales(step + 1);
     }
     copy_async_wait<V::STAGES - 1>();
-    const uint4* const stage = ring + slot_ * V::LOADS * V::BLOCK_THREADS + threadIdx.x;
+    const uint4* const stage = ring + slot_ * V::LOADS * THREADS + threadIdx.x;
 #pragma unroll
     for (int half = 0; half < V::HALVES; ++half) {
       unsigned x[V::GROUPS][WORDS][2];
@@ -271,13 +271,13 @@ class Fp8Consumer {
       for (int i = 0; i < V::GROUPS; ++i) {
         unpack(x[i], V::RESIDENT  ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
                      : V::KEEPS_X ? y[((step * V::GROUPS + i) * V::HALVES + half) * THREADS + threadIdx.x]
-                                  : stage[((V::UNITS + i) * V::HALVES + half) * V::BLOCK_THREADS]);
+                                  : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
       }
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p) {
         unsigned low[WORDS][2], high[WORDS][2] = {};
-        unpack(low, stage[(2 * p * V::HALVES + half) * V::BLOCK_THREADS]);
-        if (2 * p + 1 < V::UNITS) unpack(high, stage[((2 * p + 1) * V::HALVES + half) * V::BLOCK_THREADS]);
+        unpack(low, stage[(2 * p * V::HALVES + half) * THREADS]);
+        if (2 * p + 1 < V::UNITS) unpack(high, stage[((2 * p + 1) * V::HALVES + half) * THREADS]);
 #pragma unroll
         for (int word = 0; word < WORDS; ++word) {
 #pragma unroll
@@ -307,13 +307,10 @@ class Fp8Consumer {
 
   // partial, of this warp: [UNITS][GROUPS][8 tokens][UNIT rows], or [UNITS][UNIT rows] where RESIDENT: sums
   // with their scales.
-  __device__ __forceinline__ void share_sums(float* partial) const { share_sums<0, V::UNITS>(partial); }
-  // Those of the units from BEGIN to END.
-  template <int BEGIN, int END>
   __device__ __forceinline__ void share_sums(float* partial) const {
     const int lane = lane_of_thread() % 4;
 #pragma unroll
-    for (int u = BEGIN; u < END; ++u) {
+    for (int u = 0; u < V::UNITS; ++u) {
       const float of_row = BLOCKS ? 1.0f : of_rows_[u];
 #pragma unroll
       for (int i = 0; i < LANE_TOKENS; ++i) {
@@ -323,7 +320,7 @@ class Fp8Consumer {
         } else {
           const int token = lane * 2 + i % 2;
           if (i / 2 * 8 + token < num_rows_) {
-            partial[(((u - BEGIN) * V::GROUPS + i / 2) * 8 + token) * UNIT + row_of_lane()] = sum;
+            partial[((u * V::GROUPS + i / 2) * 8 + token) * UNIT + row_of_lane()] = sum;
           }
         }
       }
@@ -349,7 +346,7 @@ class Fp8Consumer {
 
   // Of the 128 elements of a step, a step ahead.
   __device__ __forceinline__ void load_scales(int step) {
-    const int block = min(step * WARPS + V::part(), num_blocks_ - 1);
+    const int block = min(step * WARPS + warp_of_thread(), num_blocks_ - 1);
     if constexpr (!V::RESIDENT) {
 #pragma unroll
       for (int i = 0; i < LANE_TOKENS; ++i) next_of_x_[i] = scale_of_token(i, block);

@@ -167,7 +167,6 @@ OF_FP8 = {
     "90a": {
         "fp8_quantize_kernel": {"true false 2", "false false 4"},
         "fp8_decode_kernel": {"1 4 4 false true", "16 4 3 false false", "16 8 2 true false", "16 8 2 true true"},
-        "fp8_pair_decode_kernel": {"false", "true"},
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},

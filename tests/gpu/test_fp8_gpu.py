@@ -14,7 +14,7 @@ from tessera.engine.formats.fp8 import E4M3_VALUES
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.fp8 import decode, pair_decode, quantize, sm90
+from tessera.engine.ops.cuda.fp8 import decode, quantize, sm90
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
@@ -168,36 +168,6 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
         np.testing.assert_array_equal(other, product)
         if size[0] > 1:
             np.testing.assert_array_equal(other_activated, activated)
-
-
-@pytest.mark.parametrize("groups", [False, True])
-@pytest.mark.parametrize("multiprocessors", [4, 12], ids=["small-several tiles", "small-one tile"])
-def test_pairs_of_blocks_have_the_bits_of_single_ones(
-    multiprocessors: int, groups: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, format = cuda_ops.device, SCHEMES["blocks" if groups else "rows"]
-    if not pair_decode.FP8_PAIR_DECODE.supports(device.arch):
-        pytest.skip("no clusters")
-    monkeypatch.setattr(device, "multiprocessors", multiprocessors)
-    monkeypatch.setattr(pair_decode, "worthwhile", lambda *_: True)
-    count, n, k = 11, 304, 1296
-    part, _ = weight_of(format, n, k, device)
-    weight = LinearWeight((part,), from_numpy(random_array(24, (n,), bfloat16), device))
-    x, residual = from_numpy(random_array(25, (count, k), bfloat16), device), random_array(26, (count, n), bfloat16)
-    cuda_ops.reserve_linear([weight], bfloat16, count)
-    results = []
-    try:
-        for name in ("decode", "pairs"):
-            cuda_ops.fp8_kernels.restrict(only=[name])
-            out, added = poisoned((count, n), bfloat16, device), from_numpy(residual, device)
-            cuda_ops.linear(x, weight, out=out)
-            cuda_ops.linear(x, weight, epilogue=Accumulate(), out=added)
-            results.append((out.numpy().view(np.uint16), added.numpy().view(np.uint16)))
-    finally:
-        cuda_ops.fp8_kernels.restrict()
-    for single, pair in zip(*results, strict=True):
-        assert np.isfinite(single.view(bfloat16).astype(np.float32)).all()
-        np.testing.assert_array_equal(pair, single)
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["small-plain", "small-gated"])

@@ -198,4 +198,4 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [kernel for dtype in halves for groups in (False, True) for kernel in kernels_of(dtype, groups=groups)]
 
 
-FP8_LINEAR.register(Candidate("decode", SPECS, _accepts, _launch, order=1))
+FP8_LINEAR.register(Candidate("decode", SPECS, _accepts, _launch, order=0))

@@ -115,4 +115,4 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [kernel for dtype in halves for groups in (False, True) for kernel in kernels_of(dtype, groups=groups)]
 
 
-FP8_LINEAR.register(Candidate("mma", SPECS, _accepts, _launch, order=3))
+FP8_LINEAR.register(Candidate("mma", SPECS, _accepts, _launch, order=2))

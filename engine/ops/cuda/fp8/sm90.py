@@ -195,4 +195,4 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     return [kernel for dtype in halves for groups in (False, True) for kernel in kernels_of(dtype, groups=groups)]
 
 
-FP8_LINEAR.register(Candidate("sm90", SPECS, _accepts, _launch, order=2))
+FP8_LINEAR.register(Candidate("sm90", SPECS, _accepts, _launch, order=1))
