@@ -73,7 +73,6 @@ struct Variant {
   static constexpr int STAGES = RING_STAGES;
   static constexpr int HALVES = HALVES_A_STEP;
   static constexpr bool RESIDENT = TOKENS == 1;                       // the row of x stays in shared memory
-  static constexpr bool KEEPS_X = false;                              // so do the parts of several rows
   static constexpr bool ADDS = RESIDENT && sizeof(Out) == sizeof(T);  // the row may be a sum; not for logits
   static constexpr bool SCALES_SUMS = has_float_range<T>;             // the norm's root divides the sums
   static constexpr int GROUPS = ceil_div(TOKENS, 8);                  // of 8 tokens
@@ -184,18 +183,6 @@ class DecodeProducer {
     }
   }
 
-  // All of x, where it stays; the steps of the last stage and those behind it are one group.
-  __device__ __forceinline__ void keep_x() const {
-    int step = 0;
-#pragma unroll 1
-    for (int stage = 0; stage < V::STAGES; ++stage) {
-      const int end = stage + 1 == V::STAGES ? steps_ : min(stage + 1, steps_);
-#pragma unroll 1
-      for (; step < end; ++step) load_x(0, step);
-      copy_async_commit();
-    }
-  }
-
   // The rows of x of the first stages.
   __device__ __forceinline__ void fill_x() const {
     int step = 0;
@@ -211,7 +198,7 @@ class DecodeProducer {
   __device__ __forceinline__ void refill() {
     if (tile_ < units_.num_tiles) {
       load_weight();
-      if constexpr (!V::RESIDENT && !V::KEEPS_X) load_x(slot_, step_);
+      if constexpr (!V::RESIDENT) load_x(slot_, step_);
     }
     copy_async_commit();
     advance();
@@ -250,9 +237,7 @@ class DecodeProducer {
   __device__ __forceinline__ void load_x(int slot, int step) const {
     const int k = WarpSteps<V>::lane_k(step);
     const T* from = x_ + row_of_lane() * in_features_ + k;
-    const int place = V::KEEPS_X ? V::STAGES * V::LOADS + step * V::GROUPS * V::HALVES
-                                 : slot * V::LOADS + V::UNITS * V::HALVES;
-    const unsigned to = ring_ + place * COPY_BYTES;
+    const unsigned to = ring_ + (slot * V::LOADS + V::UNITS * V::HALVES) * COPY_BYTES;
 #pragma unroll
     for (int i = 0; i < V::GROUPS * V::HALVES; ++i) {
       const int element = i % V::HALVES * HALF_K;

@@ -11,21 +11,6 @@ constexpr int ROW_VECTORS = STEP_ELEMENTS / SEGMENT;  // of 8 elements of a row,
 constexpr int CODE_VECTORS = STEP_ELEMENTS / 16;      // of 16 bytes of e4m3, a step
 static_assert(STEP_ELEMENTS == SCALES, "a step has one scale of a row");
 
-// Of a product by e4m3. With KEEPS_ROWS each lane's parts of the rows of x stay behind the ring, one step
-// after another, so that they come once for all tiles.
-template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool KEEPS_ROWS>
-struct Fp8Variant : Variant<T, Out, TOKENS, UNITS, STAGES, HALVES> {
-  using Base = Variant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
-  static constexpr bool KEEPS_X = KEEPS_ROWS;
-  static constexpr int STEP_LOADS = HALVES * Base::GROUPS;  // of x, of a lane
-  static constexpr int LOADS = Base::LOADS - (KEEPS_X ? STEP_LOADS : 0);
-  static_assert(!(KEEPS_X && Base::RESIDENT), "a single row is kept as codes");
-
-  static __device__ __forceinline__ int kept_bytes(int steps) {
-    return KEEPS_X ? steps * STEP_LOADS * THREADS * static_cast<int>(sizeof(uint4)) : 0;
-  }
-};
-
 // Pairs of sums that a unit of a warp leaves for the others, of several rows.
 template <typename V>
 constexpr int PARTIAL_PAIRS = V::GROUPS * WARP_SIZE;
@@ -250,8 +235,7 @@ class Fp8Consumer {
     if constexpr (BLOCKS) load_scales(0);
   }
 
-  // Add one step's products from the ring's next stage; `y` are the codes of the row that is RESIDENT or,
-  // with KEEPS_X, all lanes' parts of the rows.
+  // Add one step's products from the ring's next stage; `y` are the codes of the row that is RESIDENT.
   __device__ __forceinline__ void take_step(const uint4* ring, const uint4* y, int step) {
     float products[PAIRS][V::GROUPS][4] = {};
     float of_x[LANE_TOKENS], of_weight[V::UNITS];
@@ -269,9 +253,8 @@ class Fp8Consumer {
       unsigned x[V::GROUPS][WORDS][2];
 #pragma unroll
       for (int i = 0; i < V::GROUPS; ++i) {
-        unpack(x[i], V::RESIDENT  ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
-                     : V::KEEPS_X ? y[((step * V::GROUPS + i) * V::HALVES + half) * THREADS + threadIdx.x]
-                                  : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
+        unpack(x[i], V::RESIDENT ? y[step * CODE_VECTORS + half * 4 + lane_of_thread() % 4]
+                                 : stage[((V::UNITS + i) * V::HALVES + half) * THREADS]);
       }
 #pragma unroll
       for (int p = 0; p < PAIRS; ++p) {

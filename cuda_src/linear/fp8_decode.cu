@@ -28,10 +28,10 @@ constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 // Shared memory: `Fp8DecodeTile.shared_bytes` in engine/ops/cuda/fp8/decode.py.
 // Unit of work: as of `matmul_decode_kernel`; a warp's step is 128 of k, and 16 bytes of a row are what lane
 // t has as elements 2t, 2t+1, 2t+8, 2t+9 of four instructions.
-template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool KEEPS_X, bool BLOCKS>
+template <typename T, typename Out, int TOKENS, int UNITS, int STAGES, bool BLOCKS>
 __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
     fp8_decode_kernel(FP8_DECODE_PARAMS(T, Out)) {
-  using V = Fp8Variant<T, Out, TOKENS, UNITS, STAGES, KEEPS_X>;
+  using V = Variant<T, Out, TOKENS, UNITS, STAGES, HALVES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   __shared__ float sums_of_squares[WARPS], maxima[WARPS];
   const int pairs = in_features / 2;
@@ -40,14 +40,12 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
   uint4* const ring = reinterpret_cast<uint4*>(shared_memory);
   unsigned char* const behind = shared_memory + STAGES * V::LOADS * THREADS * sizeof(uint4);
   const RowPlaces<V> places(steps.count);
-  uint4* const y =
-      reinterpret_cast<uint4*>(behind + (V::RESIDENT ? warp_of_thread() * places.warp_bytes : 0));
+  uint4* const y = reinterpret_cast<uint4*>(behind + warp_of_thread() * places.warp_bytes);
   float* const step_scales =
       reinterpret_cast<float*>(behind + WARPS * places.warp_bytes) + warp_of_thread() * steps.count;
   constexpr int PARTIAL_FLOATS = UNITS * PARTIAL_PAIRS<V> * 2;
   const int warp_floats = V::RESIDENT ? places.warp_bytes / static_cast<int>(sizeof(float)) : PARTIAL_FLOATS;
-  float* const partial =
-      reinterpret_cast<float*>(behind + (V::RESIDENT ? places.code_bytes : V::kept_bytes(steps.count)));
+  float* const partial = reinterpret_cast<float*>(behind + (V::RESIDENT ? places.code_bytes : 0));
 
   DecodeProducer<V> producer(ring, units, steps.count, reinterpret_cast<const T*>(values),
                              reinterpret_cast<const T*>(weight), num_rows, pairs, gated);
@@ -64,11 +62,7 @@ __global__ void __launch_bounds__(THREADS, MIN_BLOCKS<TOKENS, UNITS, BLOCKS>)
   } else {
     let_next_kernel_start();
     wait_for_earlier_kernels();
-    if constexpr (V::KEEPS_X) {
-      producer.keep_x();
-    } else {
-      producer.fill_x();
-    }
+    producer.fill_x();
   }
 
   Fp8Consumer<V, BLOCKS> consumer(units, x_scales, weight_scales, step_scales, row_scale, num_rows,

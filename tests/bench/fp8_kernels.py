@@ -123,7 +123,7 @@ def only_size(ops: CudaOps, tile: decode.Fp8DecodeTile) -> Iterator[None]:
     """The decode kernel in this size alone."""
     usual = decode.SIZES
     try:
-        decode.SIZES = {tile.tokens: ((tile.units, tile.stages, tile.keeps_x),)}
+        decode.SIZES = {tile.tokens: ((tile.units, tile.stages),)}
         ops.fp8_kernels.restrict()
         yield
     finally:
@@ -157,8 +157,7 @@ def measure_decode_sizes(ops: CudaOps) -> None:
             cells = []
             for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, logits=False):
                 with only_size(ops, tile):
-                    kept = "/x" if tile.keeps_x else ""
-                    cells.append(f"{tile.units}/{tile.stages}{kept} {measure(device, calls):.1f}")
+                    cells.append(f"{tile.units}/{tile.stages} {measure(device, calls):.1f}")
             print(f"decode {m} x {k} x {n}, with quantising, by units/stages: {'  '.join(cells)}", flush=True)
 
 

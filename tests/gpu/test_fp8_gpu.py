@@ -140,8 +140,7 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
     count: int, groups: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, format = cuda_ops.device, SCHEMES["blocks" if groups else "rows"]
-    monkeypatch.setattr(device, "multiprocessors", 4)
-    n, k = 304, 1296  # several tiles a block and two steps a warp, with rests
+    n, k = 304, 1296  # several units a block and two steps a warp, with rests
     part, _ = weight_of(format, n, k, device)
     weight, x = LinearWeight((part,)), from_numpy(random_array(21, (count, k), bfloat16), device)
     norm = from_numpy(random_array(22, (k,), bfloat16), device)

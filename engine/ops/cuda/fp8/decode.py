@@ -45,7 +45,7 @@ class Fp8DecodeParams(NamedTuple):
 FP8_DECODE = KernelSpec(
     file="linear/fp8_decode.cu",
     name="fp8_decode_kernel",
-    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "KEEPS_X", "BLOCKS"),
+    template=("T", "Out", "TOKENS", "UNITS", "STAGES", "BLOCKS"),
     params=Fp8DecodeParams,
     min_arch=89,
     overlaps=True,
@@ -64,23 +64,15 @@ MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared mem
 
 @dataclass(frozen=True)
 class Fp8DecodeTile:
-    """A variant of the kernel.
-
-    Attributes:
-        tokens: the most rows.
-        units: of 8 weight rows at a time.
-        stages: of the ring.
-        keeps_x: the rows of x stay in shared memory, where else they come past with every tile.
-    """
+    """A variant of the kernel: the most rows, units of 8 weight rows at a time, stages of the ring."""
 
     tokens: int
     units: int
     stages: int
-    keeps_x: bool = False
 
     def template(self, dtype: str, out_dtype: str, *, groups: bool) -> tuple[str, ...]:
         numbers = (str(self.tokens), str(self.units), str(self.stages))
-        return (dtype, out_dtype, *numbers, *("true" if flag else "false" for flag in (self.keeps_x, groups)))
+        return (dtype, out_dtype, *numbers, "true" if groups else "false")
 
     def steps(self, in_features: int) -> int:
         """That each warp takes."""
@@ -90,9 +82,8 @@ class Fp8DecodeTile:
         """Dynamic shared memory of a block; the codes of a single row of x stay in it."""
         groups = ceil_div(self.tokens, 8)
         resident = self.tokens == 1
-        loads = HALVES * (self.units + (0 if resident or self.keeps_x else groups))
-        kept = self.steps(in_features) * HALVES * groups if self.keeps_x else 0
-        ring = (self.stages * loads + kept) * THREADS * LANE_BYTES
+        loads = HALVES * (self.units + (0 if resident else groups))
+        ring = self.stages * loads * THREADS * LANE_BYTES
         sums = self.units * UNIT * (1 if resident else groups * 8) * float32.itemsize  # of a warp
         if not resident:
             return ring + WARPS * sums
@@ -106,13 +97,13 @@ class Fp8DecodeTile:
         return self.shared_bytes(in_features) + beside <= limit
 
 
-# Units and stages by tokens, and whether x stays. Of deep rings a multiprocessor has room for one, and for a block of
-# one row's attention beside it: were there room for two, those of the next product could meet wherever attention leaves
-# room first. Short rings are for blocks all of whose weights they hold; there the next products' come meanwhile.
+# Units and stages by tokens. Of deep rings a multiprocessor has room for one, and for a block of one row's attention
+# beside it: were there room for two, those of the next product could meet wherever attention leaves room first. Short
+# rings are for blocks all of whose weights they hold; there the next products' come meanwhile.
 SIZES = {
     1: ((2, 3), (2, 8), (4, 2), (4, 4), (6, 2), (6, 3)),
-    8: ((1, 4), (1, 8), (2, 3), (2, 6), (4, 2), (4, 3), (6, 3), (8, 2), (8, 2, True)),
-    16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2), (8, 2, True)),
+    8: ((1, 4), (1, 8), (2, 3), (2, 6), (4, 2), (4, 3), (6, 3), (8, 2)),
+    16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2)),
 }
 LOGITS_UNITS = 4
 
@@ -122,11 +113,7 @@ def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all.
-
-    Where they cannot, x stays in shared memory if it fits: x and the weight come from L2 at some 5 TB/s together, so
-    that x of every tile takes time.
-    """
+    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all."""
     tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
     fitting = [
         tile
@@ -138,7 +125,6 @@ def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
     rings = [tile for tile in fitting if tile.units == units]
-    rings = [tile for tile in rings if tile.keeps_x == (needed > units)] or rings
     stages = rings[0].steps(problem.in_features) * ceil_div(needed, units)  # with all weights of a block
     return next((tile for tile in rings if tile.stages >= stages), rings[-1])
 
