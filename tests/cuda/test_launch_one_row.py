@@ -135,3 +135,24 @@ def test_neighbours_of_a_rank_have_room_beside_each_other() -> None:
         assert tile.tokens == 1
         sizes.append(tile.shared_bytes(in_features, normed=False) + RESERVED_BYTES)
     assert all(one + other <= MULTIPROCESSOR_BYTES for one, other in pairwise(sizes))
+
+
+def test_each_multiprocessor_gets_one_block_of_a_product_behind_a_norm() -> None:
+    """Of Gemma 3 4B's layer two such blocks do not fit one, and a block of the products around each does."""
+    limits = decode.Limits(132, 227 << 10)
+    sizes = []
+    for features, in_features, gated, normed in (
+        (4096, 2560, False, True),
+        (2560, 2048, False, False),
+        (10240, 2560, True, True),
+        (2560, 10240, False, False),
+        (4096, 2560, False, True),
+    ):
+        tile = decode.choose_decode_tile(
+            1, features, in_features, limits, gated=gated, normed=normed, logits=False, float_range=True
+        )
+        assert tile is not None
+        config = tile.config(features, in_features, limits, normed=normed)
+        sizes.append(config.shared_bytes + RESERVED_BYTES)
+        assert not normed or 2 * sizes[-1] > MULTIPROCESSOR_BYTES
+    assert all(one + other <= MULTIPROCESSOR_BYTES for one, other in pairwise(sizes))

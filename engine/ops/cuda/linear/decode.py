@@ -60,6 +60,17 @@ THREADS = WARPS * WARP_SIZE
 SEGMENT_BYTES = SEGMENT * HALF_BYTES
 
 
+class Limits(NamedTuple):
+    """What a device has: its multiprocessors, and the shared memory a block may use."""
+
+    multiprocessors: int
+    shared_bytes: int
+
+
+def limits_of(device: CudaDevice) -> Limits:
+    return Limits(device.multiprocessors, device.max_shared_bytes)
+
+
 @dataclass(frozen=True)
 class DecodeTile:
     """A variant of the kernel.
@@ -97,10 +108,18 @@ class DecodeTile:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows and update."""
         return self.shared_bytes(in_features, normed=normed) + WARPS * (self.tokens + 1) * float32.itemsize <= limit
 
-    def config(self, features: int, in_features: int, blocks: int, *, normed: bool) -> LaunchConfig:
-        """`features` of the result; as many blocks, unless there are fewer units of 8 features."""
+    def config(self, features: int, in_features: int, limits: Limits, *, normed: bool) -> LaunchConfig:
+        """`features` of the result; a block for each multiprocessor, unless there are fewer units of 8 features.
+
+        One row's product behind a norm asks for more than half of a multiprocessor's shared memory. Where attention
+        was, which has blocks on a few alone, two of its blocks would share one multiprocessor and others have none;
+        the next product would fill those two by two, and so on to the end of the step.
+        """
         shared_bytes = self.shared_bytes(in_features, normed=normed)
-        return LaunchConfig((min(blocks, ceil_div(features, UNIT)), 1, 1), (THREADS, 1, 1), shared_bytes)
+        if normed and self.tokens == 1:
+            shared_bytes = max(shared_bytes, limits.shared_bytes // 2)
+        blocks = min(limits.multiprocessors, ceil_div(features, UNIT))
+        return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared_bytes)
 
 
 MAX_ROWS = 16
@@ -129,13 +148,6 @@ WHOLE = DecodeTile(1, 3, 4)
 # Of an attention's products with several rows one leaves room for attention, whose keys are read meanwhile, where its
 # ring goes round no more often than that.
 ROUNDS_BEFORE_ATTENTION = 2
-
-
-class Limits(NamedTuple):
-    """What a device has: its multiprocessors, and the shared memory a block may use."""
-
-    multiprocessors: int
-    shared_bytes: int
 
 
 def choose_decode_tile(
@@ -216,7 +228,7 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
         problem.num_rows,
         problem.features,
         problem.in_features,
-        Limits(device.multiprocessors, device.max_shared_bytes),
+        limits_of(device),
         gated=problem.gated,
         normed=problem.normed,
         logits=problem.logits,
@@ -225,7 +237,7 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
 
 
 def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operands: LinearOperands) -> None:
-    config = tile.config(problem.features, problem.in_features, device.multiprocessors, normed=problem.normed)
+    config = tile.config(problem.features, problem.in_features, limits_of(device), normed=problem.normed)
     added = operands.added
     params = MatmulDecodeParams(
         x=operands.x,

@@ -15,8 +15,8 @@ from tessera.engine.ops.cuda.linear.decode import (
     SIZES,
     UNIT,
     DecodeTile,
-    Limits,
     choose_decode_tile,
+    limits_of,
 )
 from tessera.engine.ops.cuda.linear.problem import FUSED_GATES, GELU_GATE, SILU_GATE
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, SEGMENT, WARP_SIZE, aligned
@@ -117,7 +117,7 @@ class RowProduct(NamedTuple):
         return MATMUL_OF_RANKS, (DTYPE, str(self.tile.units), str(self.tile.stages), str(vectors))
 
     def config(self, device: CudaDevice) -> LaunchConfig:
-        return self.tile.config(self.features, self.in_features, device.multiprocessors, normed=False)
+        return self.tile.config(self.features, self.in_features, limits_of(device), normed=False)
 
 
 def plan(device: CudaDevice, weight: LinearWeight, activation: Activation | None) -> RowProduct | None:
@@ -133,8 +133,7 @@ def plan(device: CudaDevice, weight: LinearWeight, activation: Activation | None
     features = rows // 2 if gate else rows
     if features % UNIT or in_features % SEGMENT or not aligned(SEGMENT_BYTES, values):
         return None
-    limits = Limits(device.multiprocessors, device.max_shared_bytes)
     tile = choose_decode_tile(
-        1, features, in_features, limits, gated=bool(gate), normed=False, logits=False, float_range=True
+        1, features, in_features, limits_of(device), gated=bool(gate), normed=False, logits=False, float_range=True
     )
     return None if tile is None or tile.tokens != 1 else RowProduct(features, in_features, gate, tile)
