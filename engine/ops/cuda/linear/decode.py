@@ -128,7 +128,7 @@ MAX_RESIDENT_FEATURES = ROW_LOADS * THREADS * SEGMENT  # of the one row that a b
 TOKENS = (1, 8, 16)
 # Units and stages.
 SIZES = {
-    1: ((1, 6), (3, 3), (3, 4), (4, 2), (4, 3), (6, 2), (6, 3)),
+    1: ((1, 6), (3, 3), (4, 2), (4, 3), (6, 2), (6, 3)),
     8: ((1, 6), (2, 3), (4, 2), (4, 3), (5, 2), (5, 3), (6, 2), (6, 3)),
     16: ((1, 6), (2, 3), (4, 2), (4, 3), (5, 2), (5, 3), (6, 2), (6, 3)),
 }
@@ -142,9 +142,6 @@ LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOG
 # while the one in front still runs, and its weights come while that one's end and its own begin wait for L2.
 NEIGHBOUR_BYTES = 119 << 10
 NARROWER = (4, 3)  # units and stages of such a product
-# One row's ring that takes all that a block reads, where a neighbour has room beside it: no weight is asked for when
-# the row is there. For what does not fit in it, a shorter one leaves as much to the neighbours.
-WHOLE = DecodeTile(1, 3, 4)
 # Of an attention's products with several rows one leaves room for attention, whose keys are read meanwhile, where its
 # ring goes round no more often than that.
 ROUNDS_BEFORE_ATTENTION = 2
@@ -177,17 +174,12 @@ def choose_decode_tile(
     needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
     room = limits.shared_bytes - NEIGHBOUR_BYTES
 
-    def takes_all(tile: DecodeTile) -> bool:
-        steps = tile.steps(in_features) * ceil_div(needed, tile.units)
-        return steps == tile.stages and tile.shared_bytes(in_features, normed=normed) <= room
-
     fitting = [
         tile
         for tile in (LOGITS_TILES if logits else TILES)
         if tile.tokens == tokens
         and tile.units % (1 + gated) == 0
         and tile.fits(in_features, limits.shared_bytes, normed=normed)
-        and (tile != WHOLE or takes_all(tile))
     ]
     if not fitting:
         return None

@@ -23,9 +23,8 @@ from tessera.engine.ops.cuda.types import C_TYPE_NAMES, SEGMENT, WARP_SIZE, alig
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import bfloat16
 
-# Whether products take a row's sum over ranks; else a kernel between them adds it up, as long as no GPU has shown that
-# this is faster.
-LEAVES_SUMS = False
+# Whether products take a row's sum over ranks; else a kernel between them adds it up.
+LEAVES_SUMS = True
 HALVES = Constant(2, "of 32 elements of k that a warp takes at a time")
 VECTORS = (2, 4)  # of eight elements, of a lane
 DTYPE = C_TYPE_NAMES[bfloat16]  # has the range of a float: the norm's root may divide the sums
