@@ -34,6 +34,8 @@ from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE: Final = 16
 STEPS = 60
+QUANTISED = (*(name + serve.GGUF for name in GGUF_CONFIGS), *(name + serve.FP8 for name in FP8_CONFIGS))
+MODELS = (*DENSE, *MIXTURES, *QUANTISED)
 
 
 class DecodeSteps:
@@ -64,6 +66,15 @@ class DecodeSteps:
 
     def _token(self, slot: int) -> int:
         return 7 + 997 * slot % 30_000 if self._apart else 7
+
+
+def engine_config(name: str, work: Path, **settings: Any) -> EngineConfig:
+    """Of one of MODELS, which is written below `work`."""
+    folder, arguments = serve.prepare(name, work)
+    load_format: Literal["auto", "dummy"] = "dummy" if "dummy" in arguments else "auto"
+    return EngineConfig(
+        model=str(folder), load_format=load_format, max_model_len=9000, block_size=BLOCK_SIZE, **settings
+    )
 
 
 def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict[str, float]:
@@ -148,8 +159,7 @@ def profile_batches(runner: ModelRunner, batches: list[StepBatch]) -> list[tuple
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
-    quantised = (*(name + serve.GGUF for name in GGUF_CONFIGS), *(name + serve.FP8 for name in FP8_CONFIGS))
-    parser.add_argument("model", choices=(*DENSE, *MIXTURES, *quantised))
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
@@ -158,17 +168,9 @@ def main() -> None:
     options = parser.parse_args()
     device = CudaDevice()
     with tempfile.TemporaryDirectory() as work:
-        folder, arguments = serve.prepare(options.model, Path(work))
-        load_format: Literal["auto", "dummy"] = "dummy" if "dummy" in arguments else "auto"
-        config = EngineConfig(
-            model=str(folder),
-            load_format=load_format,
-            max_model_len=9000,
-            block_size=BLOCK_SIZE,
-            kv_cache_dtype=options.kv_cache_dtype,
-        )
+        config = engine_config(options.model, Path(work), kv_cache_dtype=options.kv_cache_dtype)
         begin = time.perf_counter()
-        runner = ModelRunner(config, load_config(folder), device, CudaOps(device))
+        runner = ModelRunner(config, load_config(Path(config.model)), device, CudaOps(device))
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
     for rows in options.rows:
         for name, params in (("greedy", {}), ("sampled", {"temperature": 0.8, "top_p": 0.9, "top_k": 50})):
