@@ -12,17 +12,19 @@ import pytest
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, Fp8Format, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.fp8 import decode as fp8
 from tessera.engine.ops.cuda.linear import decode
 from tessera.engine.ops.cuda.quant import product, sm90_row, sm90_rows
-from tessera.engine.ops.linear_interface import Accumulate
-from tessera.engine.tensor import bfloat16, empty
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
+from tessera.engine.tensor import Tensor, bfloat16, empty
 from tests.bench import block_kernels
 from tests.cuda.test_launch_attention import Launch, check_params
 from tests.cuda.test_launch_sm90_matmul import Sm90Device
 
 MULTIPROCESSOR_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10
+STATIC_BYTES = 128  # of `fp8_decode_kernel`, at most
 FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.NO_INTEGERS)]
 PRODUCTS = 5  # of a layer
 
@@ -156,3 +158,47 @@ def test_each_multiprocessor_gets_one_block_of_a_product_behind_a_norm() -> None
         sizes.append(config.shared_bytes + RESERVED_BYTES)
         assert not normed or 2 * sizes[-1] > MULTIPROCESSOR_BYTES
     assert all(one + other <= MULTIPROCESSOR_BYTES for one, other in pairwise(sizes))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "q_size", "qkv_size", "inter"),
+    [(4096, 4096, 6144, 14336), (3072, 3072, 5120, 8192), (1024, 2048, 4096, 3072), (8192, 8192, 10240, 28672)],
+    ids=["llama-8b", "llama-3b", "qwen3-0.6b", "llama-70b"],
+)
+def test_one_fp8_row_leaves_room_for_neighbours(
+    hidden: int, q_size: int, qkv_size: int, inter: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it shall: of a layer's products without a norm two blocks do not fit a multiprocessor, and one of those
+    with a norm fits beside each."""
+    monkeypatch.setattr(fp8, "BESIDE_NEIGHBOURS", True)
+    device = LayerDevice()
+    ops = CudaOps(cast(CudaDevice, device))
+
+    def row(width: int) -> Tensor:
+        return empty((1, width), bfloat16, ops.device)
+
+    def weight(features: int, in_features: int) -> LinearWeight:
+        made = LinearWeight((WeightPart.empty(Fp8Format(), features, in_features, ops.device),))
+        ops.reserve_linear([made], np.dtype(bfloat16), 1)
+        return made
+
+    norm = RMSNorm(empty((hidden,), bfloat16, ops.device), 1e-5, row(hidden))
+    gate = Activate("silu_mul", row(2 * inter))
+    qkv, out, up, down = (
+        weight(qkv_size, hidden),
+        weight(hidden, q_size),
+        weight(2 * inter, hidden),
+        weight(hidden, inter),
+    )
+    device.launches.clear()
+    ops.linear(row(hidden), qkv, prologue=norm, out=row(qkv_size))
+    ops.linear(row(q_size), out, epilogue=Accumulate(), out=row(hidden))
+    ops.linear(row(hidden), up, prologue=norm, epilogue=gate, out=row(inter))
+    ops.linear(row(inter), down, epilogue=Accumulate(), out=row(hidden))
+    assert [launch.spec for launch in device.launches] == [fp8.FP8_DECODE] * 4
+    assert {(launch.spec, launch.template) for launch in device.launches} <= device.compiled
+    for launch in device.launches:
+        check_params(launch)
+    normed, plain = ([size_of(launch) + STATIC_BYTES for launch in device.launches[first::2]] for first in (0, 1))
+    assert all(2 * size > MULTIPROCESSOR_BYTES for size in plain)
+    assert max(normed) + max(plain) <= MULTIPROCESSOR_BYTES

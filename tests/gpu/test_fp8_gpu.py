@@ -150,7 +150,7 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
     tokens = 1 if count == 1 else 8 if count <= 8 else 16
     results = []
     try:
-        for size in decode.SIZES[tokens]:
+        for size in (*decode.SIZES[tokens], *decode.SIZES_BESIDE_NEIGHBOURS.get(tokens, ())):
             monkeypatch.setattr(decode, "SIZES", {tokens: (size,)})
             cuda_ops.fp8_kernels.restrict()
             out, gated = poisoned((count, n), bfloat16, device), poisoned((count, n // 2), bfloat16, device)
@@ -167,6 +167,29 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
         np.testing.assert_array_equal(other, product)
         if size[0] > 1:
             np.testing.assert_array_equal(other_activated, activated)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["small-plain", "small-normed"])
+def test_room_for_neighbours_changes_no_bits(normed: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, k = cuda_ops.device, 1296
+    part, _ = weight_of(SCHEMES["rows"], 304, k, device)
+    weight, x = LinearWeight((part,)), from_numpy(random_array(24, (1, k), bfloat16), device)
+    norm = from_numpy(random_array(25, (k,), bfloat16), device)
+    prologue = RMSNorm(norm, 1e-5, empty((1, k), bfloat16, device)) if normed else None
+    results = []
+    try:
+        for beside in (False, True):
+            monkeypatch.setattr(decode, "BESIDE_NEIGHBOURS", beside)
+            cuda_ops.fp8_kernels.restrict()
+            cuda_ops.reserve_linear([weight], bfloat16, 1)
+            out = poisoned((1, 304), bfloat16, device)
+            cuda_ops.linear(x, weight, prologue=prologue, out=out)
+            results.append(out.numpy().view(np.uint16))
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
+    assert np.isfinite(results[0].view(bfloat16).astype(np.float32)).all()
+    np.testing.assert_array_equal(results[1], results[0])
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["small-plain", "small-gated"])

@@ -106,10 +106,18 @@ SIZES = {
     16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2)),
 }
 LOGITS_UNITS = 4
+# Whether rings of one row leave room for the neighbour's block. A product without a norm, which may follow attention,
+# then asks for half of what a multiprocessor has, so that none gets two of its blocks. One behind a norm fits beside
+# it, and follows no other, so that there is room for one block of it. Not measured.
+BESIDE_NEIGHBOURS = False
+SIZES_BESIDE_NEIGHBOURS = {1: ((4, 3),)}  # further ones
+NEIGHBOUR_BYTES = 1280  # that its block takes beside what it asks for, by the driver and as static arrays
 
 
 def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
-    return [Fp8DecodeTile(tokens, *size) for size in SIZES[tokens] if not logits or size[0] == LOGITS_UNITS]
+    further = SIZES_BESIDE_NEIGHBOURS.get(tokens, ()) if BESIDE_NEIGHBOURS else ()
+    sizes = sorted((*SIZES[tokens], *further))
+    return [Fp8DecodeTile(tokens, *size) for size in sizes if not logits or size[0] == LOGITS_UNITS]
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
@@ -122,11 +130,21 @@ def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
     ]
     if not fitting:
         return None
+    if BESIDE_NEIGHBOURS and problem.from_x:
+        room = shared_bytes // 2 - (NEIGHBOUR_BYTES if problem.normed else 0)
+        fitting = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room] or fitting
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
     units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
     rings = [tile for tile in fitting if tile.units == units]
     stages = rings[0].steps(problem.in_features) * ceil_div(needed, units)  # with all weights of a block
     return next((tile for tile in rings if tile.stages >= stages), rings[-1])
+
+
+def asked_bytes(problem: Fp8Problem, tile: Fp8DecodeTile, shared_bytes: int) -> int:
+    """What a launch asks for."""
+    used = tile.shared_bytes(problem.in_features)
+    half = BESIDE_NEIGHBOURS and problem.from_x and not problem.normed
+    return max(used, shared_bytes // 2) if half else used
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
@@ -146,7 +164,7 @@ def _accepts(problem: Fp8Problem, device: CudaDevice) -> Fp8DecodeTile | None:
 
 def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operands: Fp8Operands) -> None:
     blocks = min(device.multiprocessors, ceil_div(problem.features, UNIT))
-    config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), tile.shared_bytes(problem.in_features))
+    config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), asked_bytes(problem, tile, device.max_shared_bytes))
     params = Fp8DecodeParams(
         x=operands.x,
         norm=operands.norm,
