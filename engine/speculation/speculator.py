@@ -71,6 +71,7 @@ class Speculator:
         self._earlier = EarlierTexts()
         self._indexing = IndexBudget()
         self._unrecorded: list[tuple[int, int, float, bool]] = []  # steps
+        self._had_drafts = False  # the last step
         self._num_seqs = 0  # beside which the last drafts were made
 
     @property
@@ -178,8 +179,12 @@ class Speculator:
     def record_step(self, num_seqs: int, num_drafts: int, seconds: float, *, is_plain: bool) -> None:
         """See `StepCosts`; it learns of the step when nothing waits. What drafts cost is noted for the sequences that
         they were made beside: their step may have more, which start in it, or fewer."""
-        if not self.settings.always:
-            self._unrecorded.append((self._num_seqs if num_drafts else num_seqs, num_drafts, seconds, is_plain))
+        if self.settings.always:
+            return
+        self._unrecorded.append((self._num_seqs if num_drafts else num_seqs, num_drafts, seconds, is_plain))
+        if num_drafts and not self._had_drafts:  # it may be a trial, by which the next step is decided
+            self._record_steps()
+        self._had_drafts = num_drafts > 0
 
     def _record_steps(self) -> None:
         for num_seqs, num_drafts, seconds, is_plain in self._unrecorded:

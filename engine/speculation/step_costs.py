@@ -10,8 +10,9 @@ from typing import NamedTuple
 SMOOTHING = 0.2  # weight of the newest step with drafts
 # What was not measured for a step is taken to cost so much less than it did, so that it is tried again: drafts beside
 # many sequences after some hundred steps, as a trial costs what the host does before and behind it, and a step without
-# drafts the later the more time these save, and sooner at first, as what was measured may have been slow.
-FADING = 0.997
+# drafts the later the more time these save. Both are tried sooner at first, as what was measured may have been slow.
+FADING = 0.0005
+FIRST_FADING = 0.003
 FORGETTING = 0.002
 FIRST_FORGETTING = 0.01
 STALE = 0.95  # of what is left of a measurement: a newer one is better than several older ones
@@ -79,6 +80,7 @@ class Drafted:
 
     Attributes:
         is_measured: else there are bounds at most.
+        line: as it was measured last; None before something is known.
     """
 
     def __init__(self) -> None:
@@ -87,18 +89,21 @@ class Drafted:
         self._seconds = 0.0
         self._variance = 0.0
         self._covariance = 0.0
-        self._line: DraftCost | None = None
+        self.line: DraftCost | None = None
         self._faded = 1.0
+        self._fading = FIRST_FADING
 
     @property
     def cost(self) -> DraftCost | None:
-        """None before something is known."""
-        if self._line is None or self._faded == 1.0:
-            return self._line
-        return DraftCost(self._faded * self._line.fixed, self._faded * self._line.each)
+        """The line, less what was forgotten of it."""
+        if self.line is None or self._faded == 1.0:
+            return self.line
+        return DraftCost(self._faded * self.line.fixed, self._faded * self.line.each)
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """A step with so many draft tokens took so much longer."""
+        if self._faded < STALE:  # a trial
+            self._fading = max(self._fading / 2.0, FADING)
         weight = max(SMOOTHING, 1.0 - self._faded) if self.is_measured else 1.0
         more_tokens, more_seconds = num_tokens - self._tokens, seconds - self._seconds
         self._tokens += weight * more_tokens
@@ -111,19 +116,19 @@ class Drafted:
         prior = PRIOR_VARIANCE * self._tokens**2
         slope = (self._covariance + prior * through_zero) / (self._variance + prior)
         each = min(max(slope, 0.0), through_zero)
-        self._line = DraftCost(self._seconds - each * self._tokens, each)
+        self.line = DraftCost(self._seconds - each * self._tokens, each)
         self.is_measured, self._faded = True, 1.0
 
     def bound(self, num_tokens: int, seconds: float) -> None:
         """A step with so many draft tokens, and more to do, took at most so much longer for them."""
         if not self.is_measured:
-            known = math.inf if self._line is None else self._line.each
-            self._line = DraftCost(0.0, min(known, seconds / num_tokens))
+            known = math.inf if self.line is None else self.line.each
+            self.line = DraftCost(0.0, min(known, seconds / num_tokens))
         self._faded = 1.0
 
     def fade(self) -> None:
         """A step had none."""
-        self._faded *= FADING
+        self._faded *= 1.0 - self._fading
 
 
 class StepCosts:
@@ -150,8 +155,8 @@ class StepCosts:
         if not is_plain or known is None:
             drafted.bound(num_drafts, max(seconds - (known or 0.0), 0.0))
             return
-        if drafted.is_measured and (cost := drafted.cost) is not None:  # one slow step says little
-            seconds = min(seconds, SLOWEST * (known + cost.of(num_drafts)))
+        if drafted.is_measured and drafted.line is not None:  # one slow step says little
+            seconds = min(seconds, SLOWEST * (known + drafted.line.of(num_drafts)))
         drafted.add(num_drafts, max(seconds - known, 0.0))
 
     def expect(self, num_seqs: int) -> Costs | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -157,6 +158,20 @@ def test_what_drafts_cost_beside_prompts_is_bounded_until_it_is_measured() -> No
     assert drafts_of(costs, 4).each == pytest.approx(0.001)
 
 
+def test_what_stays_too_dear_is_tried_less_and_less() -> None:
+    costs, trials = measured(100, 0.020, (10, 0.080)), list[int]()
+    for number in range(10_000):
+        if any(lengths(costs, 100, 0.9)):
+            trials.append(number)
+            costs.record_step(100, 10, 0.080)
+        else:
+            costs.record_step(100, 0, 0.020)
+    between = [later - earlier for earlier, later in pairwise(trials)]
+    assert len(trials) > 2
+    assert between[0] > 1.5 * trials[0]
+    assert max(between) < 8 * trials[0], "but it is tried"
+
+
 def test_a_trial_beside_prompts_is_one_trial() -> None:
     costs = measured(100, 0.020, (10, 0.080))
     dear = drafts_of(costs, 100)
@@ -201,6 +216,22 @@ def test_a_server_whose_first_steps_were_slow_finds_it_out(plain_speeds: dict[in
         for streams in (1, 64, 256):
             engine.serve(streams, 160)
         assert engine.serve(256, 160) > 0.97 * plain_speeds[256]
+
+
+def test_a_trial_that_was_too_dear_is_one_step() -> None:
+    num_drafts: list[int] = []
+
+    def more(batch: StepBatch) -> float:
+        if len(batch.context_lens) == 256:
+            num_drafts.append(batch.num_sampled - 256)
+        return 0.0
+
+    with Held(0.8, 1):
+        engine = DraftedEngine("auto", more)
+        for streams in (1, 64, 256):
+            engine.serve(streams, 400)
+    assert any(num_drafts), "it is tried"
+    assert not any(one and other for one, other in pairwise(num_drafts))
 
 
 def run(seconds_per_draft: float, num_requests: int, **settings: Any) -> tuple[float, Harness]:
