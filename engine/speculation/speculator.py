@@ -69,7 +69,7 @@ class Speculator:
         self.costs = StepCosts()
         self.num_accepted_by_position = [0] * settings.num_tokens
         self._earlier = EarlierTexts()
-        self._indexing = IndexBudget()
+        self._indexing = IndexBudget(self._earlier)
         self._unrecorded: list[tuple[int, int, float, bool]] = []  # steps
         self._had_drafts = False  # the last step
         self._num_seqs = 0  # beside which the last drafts were made

@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from tessera.engine.contract.messages import TokenIds
+from tessera.engine.speculation.earlier_texts import EarlierTexts
 from tessera.engine.speculation.look_up import go_on
 from tessera.engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 
 MIN_MATCH = 2  # tokens
 DRAFT_PER_MATCH = 2  # draft tokens for each token that matches
 MAX_TEXT = 1 << 13  # tokens of a prompt that are indexed, the last ones; some 500 bytes each
-MAX_AT_ONCE = 1 << 10  # tokens indexed before a step, of all sequences: two milliseconds
-MAX_FOLLOWED = 1 << 7  # new tokens that are looked up before they are indexed
+# Tokens of all sequences that are indexed before a step, while the device may wait: half a millisecond; and while it
+# computes one.
+MAX_AT_ONCE = 1 << 8
+MAX_BEHIND = 1 << 10
+MAX_FOLLOWED = 1 << 6  # new tokens that are looked up on from the last match
+LAST_FOLLOWED = 1 << 4  # of more than those the last ones, without it
 
 
 class IndexBudget:
-    """Tokens that all drafters together may still index before the next step, and drafters that do it behind it."""
+    """Tokens that all drafters together may still index before the next step, and what is indexed while that runs:
+    the texts of drafters that are behind, and then completions."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: EarlierTexts) -> None:
         self.left = MAX_AT_ONCE
-        self.behind: list[SuffixDrafter] = []
+        self.behind: OrderedDict[SuffixDrafter, None] = OrderedDict()
+        self._earlier = earlier
 
     def renew(self) -> None:
         self.left = MAX_AT_ONCE
 
     def catch_up(self) -> None:
-        """Have indexed what was only followed, ideally while the step runs."""
-        for drafter in self.behind:
-            drafter.catch_up()
-        self.behind.clear()
+        """Index on, ideally while the step runs."""
+        left = MAX_BEHIND
+        while self.behind and left > 0:
+            drafter, _ = self.behind.popitem(last=False)
+            left -= drafter.catch_up(left)
+            if drafter.is_behind:  # others have their turn before it
+                self.behind[drafter] = None
+        if left > 0:
+            self._earlier.catch_up(left)
 
 
 class SuffixDrafter:
     """Follows one sequence's text, and looks for its end in itself and in earlier completions.
 
-    The device may wait for a proposal. So a few new tokens are looked up in the text in front of them, and indexed
-    later: of several, an end that occurs nowhere but within them is found one step later.
+    The device may wait for a proposal. So new tokens are looked up in the text in front of them, and indexed later: of
+    several, an end that occurs nowhere but within them is found one step later.
+
+    Attributes:
+        is_behind: tokens that were read are not indexed.
     """
 
     def __init__(self, earlier: Sequence[SuffixAutomaton], budget: IndexBudget) -> None:
+        self.is_behind = False
         self._budget = budget
         self._own = SuffixAutomaton()
-        self._match = (ROOT, 0)  # of the indexed text's end
+        self._match = (ROOT, 0)  # of the text's end in what is indexed of it
+        self._repeated = (0, 0)  # the indexed text's end, as the automaton has it
         self._earlier = earlier
         self._matches = [(ROOT, 0) for _ in earlier]
-        self._num_read: int | None = None
-        self._is_indexed = False  # once all of it was
-        self._followed: list[int] = []  # the last of the tokens that were read: they are not indexed
+        self._text: TokenIds | None = None
+        self._num_read = 0
+        self._num_indexed = 0
+        self._was_indexed = False  # all that had been read then
 
     def propose(self, token_ids: TokenIds, most: int) -> list[int]:
         """At most `most` tokens that may follow; [] if nothing is found, or while the text is being indexed."""
@@ -65,42 +84,59 @@ class SuffixDrafter:
         proposal = source.continuation(place, most)
         if source is not self._own:
             return proposal
-        if len(proposal) < most:  # the text's end is reached
-            proposal += self._followed
+        if len(proposal) < most and self.is_behind:  # the indexed text's end is reached
+            proposal += token_ids[self._num_indexed : self._num_indexed + most].tolist()
         return go_on(proposal, most)
 
-    def catch_up(self) -> None:
-        """Index what was only followed."""
-        if self._followed:
-            for token_id in self._followed:
+    def catch_up(self, most: int) -> int:
+        """Index at most so many of the tokens that were read; -> how many those were."""
+        first, text = self._num_indexed, self._text
+        new = text[first : min(first + most, self._num_read)] if text is not None and most > 0 else ()
+        if new:
+            for token_id in new:
                 self._own.append_token(token_id)
-            self._followed = []
-            self._own.repeated_end()
+            self._num_indexed += len(new)
+        self.is_behind = self._num_indexed < self._num_read
+        if new and not self.is_behind:
+            self._was_indexed = True
+            self._repeated = self._own.repeated_end()
             self._match = self._own.end_match()
+        return len(new)
 
     def _read(self, token_ids: TokenIds) -> tuple[int, int] | None:
         """-> the longest end of the text that occurs elsewhere in it, as `SuffixAutomaton.repeated_end` has it; None
-        before all of it is indexed."""
-        self.catch_up()
-        first = self._num_read if self._num_read is not None else max(len(token_ids) - MAX_TEXT, 0)
-        follows = self._is_indexed and len(token_ids) - first <= MAX_FOLLOWED
-        self._num_read = len(token_ids) if follows else min(first + self._budget.left, len(token_ids))
-        new = token_ids[first : self._num_read]
+        before all of it was indexed once, or where too much is to be read before the next step."""
+        budget, own = self._budget, self._own
+        if self._text is None:
+            self._text = token_ids
+            self._num_read = self._num_indexed = max(len(token_ids) - MAX_TEXT, 0)
+        elif self._was_indexed and 0 < self._num_read - self._num_indexed <= LAST_FOLLOWED:
+            budget.left -= self.catch_up(budget.left)
+        first, self._num_read = self._num_read, len(token_ids)
+        if len(token_ids) - first > MAX_FOLLOWED:
+            if budget.left <= 0:
+                self._num_read = first
+                return None
+            first = len(token_ids) - LAST_FOLLOWED
+            budget.left -= LAST_FOLLOWED
+            self._match, self._matches = (ROOT, 0), [(ROOT, 0) for _ in self._matches]
+        new = token_ids[first:]
         for number, automaton in enumerate(self._earlier):
+            match = self._matches[number]
             for token_id in new:
-                self._matches[number] = automaton.advance(self._matches[number], token_id)
-        if follows:
-            self._followed = new.tolist()
-            self._budget.behind.append(self)
-            state, length = self._match
+                match = automaton.advance(match, token_id)
+            self._matches[number] = match
+        if self._was_indexed:
             for token_id in new:
-                state, length = self._own.advance((state, length), token_id)
-            return length, self._own.place_behind(state)
-        self._budget.left -= len(new)
-        for token_id in new:
-            self._own.append_token(token_id)
-        self._is_indexed = self._num_read == len(token_ids)
-        if not self._is_indexed:
+                self._match = own.advance(self._match, token_id)
+        else:
+            budget.left -= self.catch_up(budget.left)
+            if self._was_indexed:
+                return self._repeated
+        self.is_behind = self._num_indexed < self._num_read
+        if self.is_behind:
+            budget.behind[self] = None
+        if not self._was_indexed:
             return None
-        self._match = self._own.end_match()
-        return self._own.repeated_end()
+        state, length = self._match
+        return length, own.place_behind(state)

@@ -74,6 +74,7 @@ def look_up_recorded(tokenizer: tokenizers.Tokenizer, method: SpeculationMethod,
         while len(text) < end:
             left = answer[len(text) - len(prompt) :]
             speculator.draft([sequence], None)
+            speculator.catch_up()
             draft = sequence.draft
             count = next((place for place, token in enumerate(draft) if token != left[place]), len(draft))
             text.extend(left[: count + 1])

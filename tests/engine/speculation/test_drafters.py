@@ -11,7 +11,7 @@ from tessera.engine.speculation.earlier_texts import MAX_GENERATION, MAX_SALTS, 
 from tessera.engine.speculation.look_up import LookUp
 from tessera.engine.speculation.prediction import PredictionDrafter
 from tessera.engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
-from tessera.engine.speculation.suffixes import MAX_AT_ONCE, IndexBudget, SuffixDrafter
+from tessera.engine.speculation.suffixes import MAX_AT_ONCE, MAX_BEHIND, IndexBudget, SuffixDrafter
 from tests.support.token_ids import token_ids
 
 
@@ -89,17 +89,21 @@ def windows(text: list[int], length: int) -> list[list[int]]:
     return [text[start : start + length] for start in range(len(text) - length + 1)]
 
 
+def make_budget() -> IndexBudget:
+    return IndexBudget(EarlierTexts())
+
+
 def test_suffixes_draft_twice_as_much_as_matches() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]
-    assert SuffixDrafter([], IndexBudget()).propose(token_ids(text), 8) == [3, 4, 5, 6]
-    assert SuffixDrafter([], IndexBudget()).propose(token_ids([1, 2, 3, 9, 1, 2, 3]), 2) == [9, 1]
-    assert SuffixDrafter([], IndexBudget()).propose(token_ids([1, 2, 3, 9, 4, 3]), 8) == [], "one token is no match"
+    assert SuffixDrafter([], make_budget()).propose(token_ids(text), 8) == [3, 4, 5, 6]
+    assert SuffixDrafter([], make_budget()).propose(token_ids([1, 2, 3, 9, 1, 2, 3]), 2) == [9, 1]
+    assert SuffixDrafter([], make_budget()).propose(token_ids([1, 2, 3, 9, 4, 3]), 8) == [], "one token is no match"
 
 
 def test_suffixes_follow_a_text_that_grows_by_a_token() -> None:
     rng = random.Random(7)
     for alphabet in (2, 3, 5):
-        drafter = SuffixDrafter([], IndexBudget())
+        drafter = SuffixDrafter([], make_budget())
         text = token_ids([rng.randrange(alphabet) for _ in range(5)])
         for _ in range(60):
             text.append(rng.randrange(alphabet))
@@ -113,10 +117,11 @@ def test_suffixes_follow_a_text_that_grows_by_a_token() -> None:
 def test_suffixes_look_up_several_tokens_in_the_text_before_them() -> None:
     rng = random.Random(8)
     for several in (2, 5, 8):
-        budget = IndexBudget()
+        budget = make_budget()
         drafter, text = SuffixDrafter([], budget), token_ids([1, 2, 3])
         drafter.propose(text, 8)
         for _ in range(40):
+            budget.renew()
             before = text.tolist()
             text.extend(rng.randrange(3) for _ in range(several))
             proposal = drafter.propose(text, 8)
@@ -127,7 +132,7 @@ def test_suffixes_look_up_several_tokens_in_the_text_before_them() -> None:
 
 
 def test_suffixes_draft_nothing_until_texts_are_indexed_which_goes_on_step_by_step() -> None:
-    budget = IndexBudget()
+    budget = make_budget()
     first, second = SuffixDrafter([], budget), SuffixDrafter([], budget)
     text = token_ids([*range(MAX_AT_ONCE), 1, 2, 3])
     assert (first.propose(text, 2), second.propose(text, 2)) == ([], [])
@@ -137,15 +142,60 @@ def test_suffixes_draft_nothing_until_texts_are_indexed_which_goes_on_step_by_st
     assert second.propose(text, 2) == [4, 5]
 
 
+def test_what_is_indexed_before_a_step_and_behind_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_indexed = 0
+    append_token = SuffixAutomaton.append_token
+
+    def counted(automaton: SuffixAutomaton, token_id: int) -> None:
+        nonlocal num_indexed
+        num_indexed += 1
+        append_token(automaton, token_id)
+
+    monkeypatch.setattr(SuffixAutomaton, "append_token", counted)
+    rng, earlier = random.Random(9), EarlierTexts()
+    budget = IndexBudget(earlier)
+    earlier.append_text(b"", token_ids([1, 2, 3]))
+    texts = [token_ids(rng.randrange(2) for _ in range(200)) for _ in range(64)]
+    drafters = [SuffixDrafter(earlier.of_salt(b""), budget) for _ in texts]
+    for _ in range(40):
+        for text in texts:
+            text.append(text[-100])
+        num_indexed = 0
+        budget.renew()
+        proposals = [drafter.propose(text, 8) for drafter, text in zip(drafters, texts, strict=True)]
+        assert num_indexed <= MAX_AT_ONCE
+        num_indexed = 0
+        budget.catch_up()
+        assert num_indexed <= MAX_BEHIND
+    assert all(proposals), "no text is forgotten"
+    for text in texts:
+        text.extend([*range(100), *text[:20]])
+        earlier.append_text(b"", text[:100])
+    for _ in range(60):
+        for text in texts:
+            text.append(text[-100])
+        num_indexed = 0
+        budget.renew()
+        proposals = [drafter.propose(text, 8) for drafter, text in zip(drafters, texts, strict=True)]
+        assert num_indexed <= MAX_AT_ONCE
+        num_indexed = 0
+        budget.catch_up()
+        assert num_indexed <= MAX_BEHIND
+    assert num_indexed == len(texts), "each has caught up, and completions are indexed"
+    assert all(proposals)
+    assert earlier.of_salt(b"")[-1].num_tokens == 4 + 64 * 101
+
+
 def test_suffixes_look_into_earlier_completions_of_the_same_salt() -> None:
     earlier = EarlierTexts()
     earlier.append_text(b"a", token_ids([1, 2, 3, 4, 5]))
     earlier.append_text(b"a", token_ids([6, 7]))
+    earlier.catch_up(20)
     prompt = token_ids([9, 1, 2, 3])
-    assert SuffixDrafter(earlier.of_salt(b"a"), IndexBudget()).propose(prompt, 4) == [4, 5], "as far as that text goes"
-    assert SuffixDrafter(earlier.of_salt(b"b"), IndexBudget()).propose(prompt, 4) == []
+    assert SuffixDrafter(earlier.of_salt(b"a"), make_budget()).propose(prompt, 4) == [4, 5], "as far as that text goes"
+    assert SuffixDrafter(earlier.of_salt(b"b"), make_budget()).propose(prompt, 4) == []
     earlier.forget()
-    assert SuffixDrafter(earlier.of_salt(b"a"), IndexBudget()).propose(prompt, 4) == []
+    assert SuffixDrafter(earlier.of_salt(b"a"), make_budget()).propose(prompt, 4) == []
 
 
 def test_fault_memory_of_earlier_completions_is_bounded() -> None:
@@ -156,6 +206,7 @@ def test_fault_memory_of_earlier_completions_is_bounded() -> None:
     rng = random.Random(1)
     for _ in range(40):
         earlier.append_text(b"a", token_ids(rng.randrange(50) for _ in range(3000)))
+        earlier.catch_up(700)
     generations = earlier.of_salt(b"a")
     assert len(generations) == 2
     assert all(each.num_tokens < 1.2 * MAX_GENERATION for each in generations)
