@@ -31,6 +31,7 @@ from tessera.engine.core.sequence import Sequence, SequenceStatus
 from tessera.engine.core.slot_table import BeginDraft, ScheduledStep, SlotTable
 from tessera.engine.core.takeover import MAX_LAG, find_victim
 from tessera.engine.speculation.draft_keys import DraftLimits
+from tessera.engine.speculation.draft_lengths import longest_of
 
 _in_order = attrgetter("order")
 _turn = attrgetter("turn")
@@ -486,22 +487,23 @@ class Scheduler:
 
     def _share_draft_room(self) -> None:
         """Where drafts are more than a step takes, cut the longest: the first tokens of each are the likeliest."""
-        lengths = [len(sequence.draft) for sequence in self.running if sequence.draft]
-        if sum(lengths) <= self._max_drafts:
-            return
-        longest = max(lengths)
-        while longest > 1 and sum([min(length, longest) for length in lengths]) > self._max_drafts:
-            longest -= 1
-        for sequence in self.running:
-            del sequence.draft[longest:]
+        lengths = [len(sequence.draft) for sequence in self.running]
+        if sum(lengths) > self._max_drafts:
+            longest = longest_of(lengths, self._max_drafts)
+            for sequence in self.running:
+                del sequence.draft[longest:]
 
     def _limit_draft(self, sequence: Sequence, budget: int) -> int:
         """Cut a draft to the budget, and to blocks that are spare; -> its number of tokens."""
         blocks = self.block_manager
-        spare = max(blocks.num_available_blocks - len(self.running) - len(self.loading), 0)
-        room = (len(sequence.block_table) + spare) * blocks.block_size - sequence.num_tokens
-        count = max(min(len(sequence.draft), budget, self._draft_room, room), 0)
-        del sequence.draft[count:]
+        length = len(sequence.draft)
+        count = max(min(length, budget, self._draft_room), 0)
+        room = len(sequence.block_table) * blocks.block_size - len(sequence.token_ids)
+        if count > room:
+            spare = max(blocks.num_available_blocks - len(self.running) - len(self.loading), 0)
+            count = max(min(count, room + spare * blocks.block_size), 0)
+        if count < length:
+            del sequence.draft[count:]
         self._draft_room -= count
         return count
 

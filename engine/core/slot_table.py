@@ -354,10 +354,13 @@ class SlotTable:
             columns = np.arange(first, stop, dtype=np.int32)
             rows = np.full(len(columns), slot, np.int32)
             return TableUpdates(rows, columns, self._block_tables[slot, first:stop].copy())
-        rows = np.repeat([slot for slot, _, _ in pieces], [stop - first for _, first, stop in pieces])
-        columns = np.concatenate([np.arange(first, stop) for _, first, stop in pieces])
-        blocks = self._block_tables[rows, columns]
-        return TableUpdates(rows.astype(np.int32), columns.astype(np.int32), blocks)
+        slots: list[int] = []
+        places: list[int] = []
+        for slot, first, stop in pieces:  # mostly a block each, for which arrays would take longer
+            slots += [slot] * (stop - first)
+            places += range(first, stop)
+        rows, columns = np.array(slots, np.int32), np.array(places, np.int32)
+        return TableUpdates(rows, columns, self._block_tables[rows, columns])
 
     def _gather_decodes(
         self, sequences: list[Sequence], counts: list[int], slots: Int32Array, starts: Int32Array, newest: Int32Array

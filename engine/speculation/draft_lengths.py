@@ -4,6 +4,7 @@ Language Models Using Goodput")."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ def choose_lengths(candidates: Sequence[Candidate], num_seqs: int, costs: Costs,
     best = [0] * len(candidates)
     for _ in range(MAX_ROUNDS):
         lengths = _worth_their_time(candidates, speed * costs.drafts.each)
-        _cut(lengths, max_tokens)
+        longest = longest_of(lengths, max_tokens)
+        lengths = [min(length, longest) for length in lengths]
         gained = sum([_expected(each.rate, length) for each, length in zip(candidates, lengths, strict=True)])
         found = (num_seqs + gained) / (costs.plain + costs.drafts.of(sum(lengths)))
         if found <= speed:
@@ -47,6 +49,19 @@ def may_pay(num_seqs: int, most: int, costs: Costs, max_tokens: int) -> bool:
     return num_tokens / num_seqs > costs.drafts.of(num_tokens) / costs.plain
 
 
+def longest_of(lengths: Sequence[int], max_tokens: int) -> int:
+    """The length to which the longest must be cut for that sum, as far as each keeps a token."""
+    longest, total = max(lengths, default=0), sum(lengths)
+    if total <= max_tokens:
+        return longest
+    counts, num_cut = Counter(lengths), 0
+    while longest > 1 and total > max_tokens:
+        num_cut += counts[longest]
+        total -= num_cut
+        longest -= 1
+    return longest
+
+
 def _worth_their_time(candidates: Sequence[Candidate], least: float) -> list[int]:
     if least <= 0.0:
         return [each.most for each in candidates]
@@ -54,14 +69,6 @@ def _worth_their_time(candidates: Sequence[Candidate], least: float) -> list[int
         return [0] * len(candidates)
     log = math.log(least)
     return [min(each.most, int(log / math.log(min(each.rate, CERTAIN)))) for each in candidates]
-
-
-def _cut(lengths: list[int], max_tokens: int) -> None:
-    """Cut the longest to that sum, as far as each keeps a token."""
-    longest = max(lengths, default=0)
-    while longest > 1 and sum(lengths) > max_tokens:
-        longest -= 1
-        lengths[:] = [min(length, longest) for length in lengths]
 
 
 def _expected(rate: float, length: int) -> float:

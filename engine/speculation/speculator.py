@@ -123,23 +123,24 @@ class Speculator:
             return
         self._indexing.renew()
         self._num_seqs = len(running)
-        if self._model is not None:
-            self._model.begin_step(len(running))
+        model, num_tokens = self._model, self.settings.num_tokens
+        if model is not None:
+            model.begin_step(len(running))
         found: list[tuple[DraftedSequence, Drafting, list[int]]] = []
-        candidates: list[Candidate] = []
+        lengths: list[int] = []
         for sequence in running:
             sequence.num_drafter_chunk = 0
-            if sequence.drafting is None or not sequence.can_draft:
+            drafting = sequence.drafting
+            if drafting is None or not sequence.can_draft:
                 continue
-            proposal = self._propose(sequence.drafting, sequence)
-            most = min(self.settings.num_tokens, sequence.max_num_tokens - len(sequence.token_ids) - 1)
-            if proposal or self._model is None:
-                most = min(most, len(proposal))
-            found.append((sequence, sequence.drafting, proposal))
-            candidates.append(Candidate(sequence.drafting.acceptance_rate, most))
-        if costs is None:
-            lengths = [each.most for each in candidates]
-        else:
+            proposal = self._propose(drafting, sequence)
+            most = sequence.max_num_tokens - len(sequence.token_ids) - 1
+            lengths.append(min(most, len(proposal) if proposal or model is None else num_tokens, num_tokens))
+            found.append((sequence, drafting, proposal))
+        if costs is not None:
+            candidates = [
+                Candidate(drafting.acceptance_rate, most) for (_, drafting, _), most in zip(found, lengths, strict=True)
+            ]
             lengths = choose_lengths(candidates, len(running), costs, self._max_tokens)
         for (sequence, drafting, proposal), length in zip(found, lengths, strict=True):
             draft = proposal[:length]
@@ -147,8 +148,8 @@ class Speculator:
             if draft and sequence.constraint is not None:
                 sequence.draft_masks = masks_along(sequence.constraint, draft, compiler)
                 draft = draft[: len(sequence.draft_masks)]
-            if self._model is not None and not draft:
-                draft = self._model.plan(sequence, length)
+            if model is not None and not draft:
+                draft = model.plan(sequence, length)
                 sequence.draft_source = self.settings.method
                 if length == 0:
                     drafting.note_pause()

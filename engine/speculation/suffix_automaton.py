@@ -74,22 +74,25 @@ class SuffixAutomaton:
         return self._lengths[state], place
 
     def end_match(self) -> tuple[int, int]:
-        """That longest end as a match, from which `advance` goes on as if the text did."""
+        """That longest end as a match, from which `follow` goes on as if the text did."""
         state = self._links[self._last]
         return (state, self._lengths[state]) if state > ROOT else (ROOT, 0)
 
-    def advance(self, match: tuple[int, int], token_id: int) -> tuple[int, int]:
-        """Follow another text: from `match`, a state and the length matched, to the longest that ends with `token_id`.
+    def follow(self, match: tuple[int, int], token_ids: TokenIds) -> tuple[int, int]:
+        """Follow another text: from `match`, a state and the length matched, to the longest that ends with `token_ids`.
 
         (ROOT, 0) is the empty match.
         """
         state, length = match
-        edges = self._edges
-        while state and token_id not in edges[state]:
-            state = self._links[state]
-            length = min(length, self._lengths[state])
-        state = edges[state].get(token_id, -1)
-        return (state, length + 1) if state >= 0 else (ROOT, 0)
+        edges, links, lengths = self._edges, self._links, self._lengths
+        for token_id in token_ids:
+            found = edges[state].get(token_id)
+            while found is None and state:
+                state = links[state]
+                length = min(length, lengths[state])
+                found = edges[state].get(token_id)
+            state, length = (found, length + 1) if found is not None else (ROOT, 0)
+        return state, length
 
     def place_behind(self, state: int) -> int:
         """The place behind an occurrence of a state's substrings."""

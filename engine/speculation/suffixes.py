@@ -122,13 +122,9 @@ class SuffixDrafter:
             self._match, self._matches = (ROOT, 0), [(ROOT, 0) for _ in self._matches]
         new = token_ids[first:]
         for number, automaton in enumerate(self._earlier):
-            match = self._matches[number]
-            for token_id in new:
-                match = automaton.advance(match, token_id)
-            self._matches[number] = match
+            self._matches[number] = automaton.follow(self._matches[number], new)
         if self._was_indexed:
-            for token_id in new:
-                self._match = own.advance(self._match, token_id)
+            self._match = own.follow(self._match, new)
         else:
             budget.left -= self.catch_up(budget.left)
             if self._was_indexed:

@@ -74,7 +74,7 @@ def test_a_text_is_followed_through_earlier_ones(seed: int) -> None:
     match, followed = (ROOT, 0), list[int]()
     for _ in range(60):
         followed.append(rng.randrange(3))
-        match = automaton.advance(match, followed[-1])
+        match = automaton.follow(match, token_ids(followed[-1:]))
         length = max(
             (n for n in range(len(followed) + 1) for t in texts if followed[len(followed) - n :] in windows(t, n)),
             default=0,

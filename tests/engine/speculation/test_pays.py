@@ -9,7 +9,7 @@ import pytest
 
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch
-from tessera.engine.speculation.draft_lengths import Candidate, choose_lengths, may_pay
+from tessera.engine.speculation.draft_lengths import Candidate, choose_lengths, longest_of, may_pay
 from tessera.engine.speculation.step_costs import FEWEST, DraftCost, StepCosts
 from tests.bench.speculation import Held
 from tests.support.fake_runner import Harness
@@ -53,6 +53,14 @@ def test_a_draft_token_must_save_what_it_costs() -> None:
     assert lengths(costs, 4, 0.09) == [0] * 4
     assert lengths(costs, 4, 0.15) == [1] * 4
     assert lengths(costs, 4, 0.999) == [7] * 4
+
+
+def test_where_drafts_are_more_than_a_step_takes_the_longest_are_cut() -> None:
+    assert longest_of([], 4) == 0
+    assert longest_of([3, 1, 0], 4) == 3
+    assert longest_of([7, 7, 1, 3], 12) == 4, "4, 4, 1 and 3 tokens"
+    assert longest_of([7, 7, 1, 3], 11) == 3
+    assert longest_of([5] * 9, 4) == 1, "each keeps one"
 
 
 def test_nothing_is_drafted_before_steps_without_drafts_are_known() -> None:
