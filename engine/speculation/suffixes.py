@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from weakref import ref
 
 from tessera.engine.contract.messages import TokenIds
 from tessera.engine.speculation.earlier_texts import EarlierTexts
@@ -23,11 +24,11 @@ LAST_FOLLOWED = 1 << 4  # of more than those the last ones, without it
 
 class IndexBudget:
     """Tokens that all drafters together may still index before the next step, and what is indexed while that runs:
-    the texts of drafters that are behind, and then completions."""
+    the texts of drafters that are behind, unless nobody else needs them any more, and then completions."""
 
     def __init__(self, earlier: EarlierTexts) -> None:
         self.left = MAX_AT_ONCE
-        self.behind: OrderedDict[SuffixDrafter, None] = OrderedDict()
+        self.behind: OrderedDict[ref[SuffixDrafter], None] = OrderedDict()
         self._earlier = earlier
 
     def renew(self) -> None:
@@ -37,10 +38,13 @@ class IndexBudget:
         """Index on, ideally while the step runs."""
         left = MAX_BEHIND
         while self.behind and left > 0:
-            drafter, _ = self.behind.popitem(last=False)
+            reference, _ = self.behind.popitem(last=False)
+            drafter = reference()
+            if drafter is None:
+                continue
             left -= drafter.catch_up(left)
             if drafter.is_behind:  # others have their turn before it
-                self.behind[drafter] = None
+                self.behind[reference] = None
         if left > 0:
             self._earlier.catch_up(left)
 
@@ -131,7 +135,7 @@ class SuffixDrafter:
                 return self._repeated
         self.is_behind = self._num_indexed < self._num_read
         if self.is_behind:
-            budget.behind[self] = None
+            budget.behind[ref(self)] = None
         if not self._was_indexed:
             return None
         state, length = self._match
