@@ -18,11 +18,11 @@ can. `draft_keys` know which blocks a draft model has computed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection
 from itertools import islice
 
-from tessera.engine.contract.block_digests import Digest, extend_digests, sha256
+from tessera.engine.contract.block_digests import Digest, sha256
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.kv_tiers.load import SavedTail
 from tessera.engine.kv_tiers.prefix_report import PrefixReport
@@ -33,6 +33,7 @@ from tessera.engine.speculation.draft_keys import DraftKeys
 MAX_STORED_AHEAD = 1024  # blocks of the device that can be had without waiting for a copy of their contents
 STORED_SHARE = 2  # of the device's blocks at most one in so many
 DOUBLE_SHARE = 8  # of the slots of host memory at most one in so many, as what is stored ahead is in both
+MAX_RELEASED = 2**15  # references that are dropped in one step, in a few milliseconds
 STORED_AT_ONCE = 128  # blocks, for half a millisecond of calls of the driver
 
 
@@ -45,6 +46,8 @@ class BlockManager:
             a prefix the end is evicted before the beginning.
         reference_counts: [num_blocks]
         published: [num_blocks], what can be found in each block.
+        leaving: tables of sequences that have gone, whose references are dropped in the next steps: a thousand
+            sequences may share a long prompt and end together.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class BlockManager:
         self.cached_blocks: OrderedDict[int, None] = OrderedDict()
         self.reference_counts = [0] * num_blocks
         self.published: list[PublishedBlock | None] = [None] * num_blocks
+        self.leaving: deque[list[int]] = deque()
+        self._release_room = MAX_RELEASED
         self._by_digest: dict[bytes, PublishedBlock] = {}
         self._digest = digest
         self._report = report
@@ -97,25 +102,31 @@ class BlockManager:
         """
         if not self.prefix_caching:
             return []
-        digests = sequence.block_digests
-        blocks: list[int] = []
-        parent: PublishedBlock | None = None
-        for token_bytes in sequence.block_bytes(0, sequence.max_shared_tokens // self.block_size, self.block_size):
-            if len(digests) == len(blocks):  # lazily: most new prompts miss at the first block
-                extend_digests(digests, sequence.prefix_salt, (token_bytes,), self._digest)
-            entry = self._by_digest.get(digests[len(blocks)])
-            if entry is None or not entry.holds(token_bytes, parent, sequence.prefix_salt):
-                break
-            blocks.append(entry.block)
-            parent = entry
+        matched, size, salt = sequence.matched, self.block_size, sequence.prefix_salt
+        most = sequence.max_shared_tokens // size
+        blocks = [entry.block for entry in matched]
+        if NOWHERE in blocks or len(blocks) > most:  # nothing else can have changed since the last time
+            del matched[min(blocks.index(NOWHERE) if NOWHERE in blocks else most, most) :]
+            del blocks[len(matched) :]
+        parent = matched[-1] if matched else None
+        stop, ahead = len(matched), 1
+        while len(matched) == stop < most:  # ever more at a time: most new prompts miss at the first block
+            first, stop = stop, min(stop + ahead, most)
+            ahead *= 2
+            sequence.extend_digests(stop, size, self._digest)
+            entries = map(self._by_digest.get, sequence.block_digests[first:stop])
+            for found, token_bytes in zip(entries, sequence.block_bytes(first, stop, size), strict=True):
+                if found is None or not found.holds(token_bytes, parent, salt):
+                    break
+                blocks.append(found.block)
+                matched.append(found)
+                parent = found
         return blocks
 
     def extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
         """Compute the digests of the sequence's first `num_blocks` blocks, which its tokens fill."""
-        num_known = len(sequence.block_digests)
-        if self.prefix_caching and num_known < num_blocks:
-            blocks = sequence.block_bytes(num_known, num_blocks, self.block_size)
-            extend_digests(sequence.block_digests, sequence.prefix_salt, blocks, self._digest)
+        if self.prefix_caching:
+            sequence.extend_digests(num_blocks, self.block_size, self._digest)
 
     def fits(self, num_tokens: int, shared_blocks: list[int], *, spare: int) -> bool:
         """Whether `num_tokens` tokens, the first in `shared_blocks`, leave `spare` blocks available."""
@@ -130,6 +141,7 @@ class BlockManager:
         for block in blocks:
             self._reference(block)
         sequence.block_table.extend(blocks)
+        sequence.matched.clear()
         sequence.num_published_blocks = len(blocks)
         if self.draft_keys is not None:
             sequence.num_drafter_tokens = self.draft_keys.count_tokens(blocks)
@@ -137,8 +149,10 @@ class BlockManager:
     def allocate(self, sequence: Sequence, num_tokens: int) -> bool:
         """Grow the block table to hold `num_tokens` tokens; False, and nothing changed, if it cannot."""
         num_new = self.num_blocks_for(num_tokens) - len(sequence.block_table)
-        if num_new > self.num_available_blocks:
-            return False
+        while num_new > self.num_available_blocks:
+            if not self.leaving:
+                return False
+            self._drop_references(MAX_RELEASED)
         for _ in range(num_new):
             block = self._take()
             self.reference_counts[block] = 1
@@ -175,12 +189,21 @@ class BlockManager:
         if sequence.load is not None and self.tiers is not None:
             self.tiers.cancel(sequence.load)
             sequence.load = None
-        for block in reversed(sequence.block_table):
-            if withdraw:
+        if withdraw:
+            for block in reversed(sequence.block_table):
                 self._withdraw(block)
-            self._dereference(block)
-        sequence.block_table.clear()
+                self._dereference(block)
+        else:
+            self.leaving.append(sequence.block_table)
+            self._release_room -= self._drop_references(self._release_room)
+        sequence.block_table = []
         sequence.num_published_blocks = sequence.num_drafter_tokens = sequence.num_drafter_chunk = 0
+
+    def release_more(self) -> bool:
+        """Go on with what sequences have released, once before each step; False if that was nothing."""
+        num_dropped = self._drop_references(MAX_RELEASED)
+        self._release_room = MAX_RELEASED - num_dropped
+        return num_dropped > 0
 
     def reset(self, accounts: Collection[int] | None = None) -> None:
         """Take all blocks out of the prefix cache, even those in use, or those that these accounts have computed."""
@@ -192,7 +215,7 @@ class BlockManager:
 
     def drop_contents(self) -> None:
         """Forget what the device's blocks hold, but not what the tiers do; no sequence has any."""
-        assert not any(self.reference_counts), "no sequence has blocks"
+        assert not any(self.reference_counts), "no sequence has blocks"  # and none is leaving
         for block in list(self.cached_blocks):
             entry = self._forget(block)
             if entry is not None and self._report is not None and entry.slot == NOWHERE and not entry.on_disk:
@@ -382,6 +405,25 @@ class BlockManager:
                 self.free_blocks.append(block)
             else:
                 self.cached_blocks[block] = None
+
+    def _drop_references(self, most: int) -> int:
+        """Drop at most so many references of sequences that have gone; -> how many."""
+        counts, published, num_dropped = self.reference_counts, self.published, 0
+        while self.leaving and num_dropped < most:
+            table = self.leaving[0]
+            first = max(len(table) - (most - num_dropped), 0)
+            for block in reversed(table[first:]):
+                count = counts[block] = counts[block] - 1
+                if count == 0:
+                    if published[block] is None:
+                        self.free_blocks.append(block)
+                    else:
+                        self.cached_blocks[block] = None
+            num_dropped += len(table) - first
+            del table[first:]
+            if not table:
+                self.leaving.popleft()
+        return num_dropped
 
     def _withdraw(self, block: int) -> None:
         """Take a block out of the prefix cache, even while it is referenced."""

@@ -37,6 +37,8 @@ _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
 MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
+MAX_HASHED_BLOCKS = 4096  # of waiting sequences in one step, beyond which no more are looked at: likewise
+MAX_STARTS = 256  # of sequences in one step, some 20 us each
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -94,6 +96,7 @@ class Scheduler:
             begin_draft=begin_draft,
         )
         self._recomputed_rows = 0  # that the step has room for
+        self._num_hashed = 0  # blocks of waiting sequences, for this step
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
         self._was_shared = False
@@ -102,7 +105,7 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.running or self.waiting or self.loading)
+        return bool(self.running or self.waiting or self.loading or self.block_manager.leaving)
 
     def stats(self) -> SchedulerStats:
         blocks = self.block_manager
@@ -163,10 +166,13 @@ class Scheduler:
         sequences: list[Sequence] = []
         counts: list[int] = []
         preempted: list[Sequence] = []
+        if self.block_manager.release_more():
+            self._admission_is_blocked = False
         if self.block_manager.tiers is not None:
             self._finish_loads()
         is_shared = self.accounts.is_shared
         self._recomputed_rows = self.max_num_seqs
+        self._num_hashed = 0
         self._draft_room = self._max_drafts
         self._share_draft_room()
         if is_shared:
@@ -279,17 +285,27 @@ class Scheduler:
         return min(upcoming.num_tokens, prompt_budget), self.waiting.turn(upcoming.lane)
 
     def _next_ready(self) -> Sequence | None:
-        """The first waiting sequence that waits for nothing but room."""
+        """The first waiting sequence that waits for nothing but room; None too where too many come before it."""
         if self._adapters is not None:
             self._adapters.begin_pass()
         for sequence in self.waiting.candidates():
+            if self._num_hashed >= MAX_HASHED_BLOCKS:
+                break
             if sequence.num_pending_tokens or self._prefixes.is_waiting(sequence):
                 continue
             if self._adapters is not None and not self._adapters.can_run(sequence):
                 continue
-            if not self._prefixes.await_longest(sequence, len(self.block_manager.match_prefix(sequence))):
+            if not self._match(sequence)[1]:
                 return sequence
         return None
+
+    def _match(self, sequence: Sequence) -> tuple[list[int], bool]:
+        """The cached blocks of a waiting sequence's prefix, and whether it is to wait for more of them."""
+        num_known = len(sequence.block_digests)
+        shared_blocks = self.block_manager.match_prefix(sequence)
+        is_early = self._prefixes.await_longest(sequence, len(shared_blocks))
+        self._num_hashed += len(sequence.block_digests) - num_known
+        return shared_blocks, is_early
 
     def _sort_running(self) -> None:
         """Put the lane of the account that was served least first."""
@@ -302,6 +318,8 @@ class Scheduler:
         """Preempt what must make way for the next waiting sequence."""
         head = self._next_ready()
         while head is not None and not self._has_room(head):
+            if self.block_manager.leaving:
+                return  # there will be more room without it
             needed = self.block_manager.num_blocks_for(head.num_tokens)
             needs_seat = not self._has_seat
             victim = find_victim(head, self.accounts, 0 if needs_seat else needed, self.max_num_batched_tokens)
@@ -398,7 +416,9 @@ class Scheduler:
         num_matched = 0
         if self._adapters is not None:
             self._adapters.begin_pass()
-        while budget > 0 and self._has_seat and num_matched < MAX_MATCHED_BLOCKS:
+        while budget > 0 and self._has_seat and len(admitted) < MAX_STARTS:
+            if num_matched >= MAX_MATCHED_BLOCKS or self._num_hashed >= MAX_HASHED_BLOCKS:
+                break
             sequence = next(candidates, None)
             if sequence is None:
                 break
@@ -410,9 +430,9 @@ class Scheduler:
                 continue
             if self._adapters is not None and not self._adapters.can_run(sequence):
                 continue
-            shared_blocks = blocks.match_prefix(sequence)
+            shared_blocks, is_early = self._match(sequence)
             num_matched += len(shared_blocks)
-            if self._prefixes.await_longest(sequence, len(shared_blocks)):
+            if is_early:
                 continue
             # A spare block for each running sequence: without it the next step would preempt again.
             if not blocks.fits(sequence.num_tokens, shared_blocks, spare=len(self.running) + len(self.loading)):
@@ -435,7 +455,7 @@ class Scheduler:
                 self.loading.append(sequence)
                 insort(sequence.lane.running, sequence, key=_in_order)
                 continue
-            _note_start(sequence, now)
+            sequence.note_start(now)
             count = self._limit_rows(sequence, min(sequence.num_uncomputed_tokens, budget))
             enough = blocks.allocate(sequence, sequence.num_computed_tokens + count)
             assert enough, "a sequence that fits has its blocks"
@@ -482,7 +502,7 @@ class Scheduler:
         started = [sequence for sequence in self._loaded if sequence in scheduled]
         for sequence in started:
             self._loaded.remove(sequence)
-            _note_start(sequence, now)
+            sequence.note_start(now)
         return started
 
     def _share_draft_room(self) -> None:
@@ -545,13 +565,6 @@ class Scheduler:
             self._adapters.give_back(sequence)
         self.block_manager.release(sequence, withdraw=withdraw)
         self._admission_is_blocked = False
-
-
-def _note_start(sequence: Sequence, now: float) -> None:
-    """Its first step, unless it was preempted."""
-    if sequence.first_scheduled_time is None:
-        sequence.first_scheduled_time = now
-        sequence.num_cached_tokens = sequence.num_computed_tokens
 
 
 def _charge_running(sequences: list[Sequence], counts: list[int]) -> None:

@@ -11,13 +11,14 @@ from typing import TypeAlias
 import msgspec
 
 from tessera.engine.adapters.catalog import ServedAdapter
-from tessera.engine.contract.block_digests import first_row, prefix_salt
+from tessera.engine.contract.block_digests import Digest, extend_digests, first_row, prefix_salt
 from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import TokenTables, Words
 from tessera.engine.kv_tiers.load import Load, SavedTail
+from tessera.engine.kv_tiers.published_block import PublishedBlock
 from tessera.engine.speculation.drafting import Drafting
 
 ClientId: TypeAlias = bytes
@@ -58,7 +59,10 @@ class Sequence:
         num_pending_tokens: tokens that steps being executed will append.
         num_cached_tokens: tokens found in the prefix cache when the sequence was first scheduled.
         block_table: KV blocks, in the order of their tokens.
+        shares_tokens, shares_digests: `token_ids` and `block_digests` are those of all of the request's sequences with
+            this prompt, and hold no more than the prompt.
         block_digests: chained hashes of the first full blocks; kept by the block manager.
+        matched: what the prefix cache held of it when it was last looked for, while it waits.
         awaited_digest: of a block that another sequence is computing; this one waits until it is published.
         num_published_blocks: blocks of the table that were offered to the prefix cache or came from it.
         load: of blocks on their way back to the device.
@@ -105,7 +109,10 @@ class Sequence:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
+    shares_tokens: bool = False
+    shares_digests: bool = False
     block_digests: list[bytes] = field(default_factory=list)
+    matched: list[PublishedBlock] = field(default_factory=list)
     awaited_digest: bytes | None = None
     num_published_blocks: int = 0
     load: Load | None = None
@@ -148,14 +155,17 @@ class Sequence:
         is_background = request.priority > MAX_INT32  # beyond all that requests can ask for
         rank = request.priority if request.account.outranks else int(is_background)
         sequences: list[Sequence] = []
+        prompt_before: TokenIds | None = None
         for number, (request_id, prompt, params) in enumerate(_each(request)):
             max_num_tokens = min(len(prompt) + params.max_tokens, max_context)
+            is_shared = prompt is prompt_before
+            prompt_before = prompt
             rope_row = first_row(short_rope_len, max_num_tokens)
             sequence = cls(
                 request_id=request_id,
                 client=client,
                 account=account,
-                token_ids=array("i", prompt),
+                token_ids=sequences[-1].token_ids if is_shared else array("i", prompt),
                 num_prompt_tokens=len(prompt),
                 params=params,
                 max_num_tokens=max_num_tokens,
@@ -171,8 +181,35 @@ class Sequence:
                 token_tables=token_tables,
                 prompt_logprobs=None if params.prompt_logprobs is None else [],
             )
+            if is_shared:
+                sequence._share_with(sequences[-1])
             sequences.append(sequence)
         return sequences
+
+    def _share_with(self, other: Sequence) -> None:
+        """Another sequence of the request has the same prompt."""
+        self.shares_tokens = other.shares_tokens = True
+        if self.prefix_salt == other.prefix_salt:
+            self.block_digests = other.block_digests
+            self.shares_digests = other.shares_digests = True
+
+    def note_start(self, now: float) -> None:
+        """Its first step, unless it was preempted."""
+        if self.shares_tokens:  # copied one by one as they start: a request may have a thousand with a long prompt
+            self.token_ids, self.shares_tokens = self.token_ids[:], False
+        if self.first_scheduled_time is None:
+            self.first_scheduled_time = now
+            self.num_cached_tokens = self.num_computed_tokens
+
+    def extend_digests(self, num_blocks: int, block_size: int, digest: Digest) -> None:
+        """Compute the digests of the first `num_blocks` blocks, which the tokens fill."""
+        num_known = len(self.block_digests)
+        if num_known >= num_blocks:
+            return
+        if self.shares_digests and num_blocks > self.num_prompt_tokens // block_size:
+            self.block_digests, self.shares_digests = self.block_digests.copy(), False
+        blocks = self.block_bytes(num_known, num_blocks, block_size)
+        extend_digests(self.block_digests, self.prefix_salt, blocks, digest)
 
     def note_costs(self) -> None:
         """Set `sampled_cost`, once it is settled whether the sequence is constrained."""

@@ -318,7 +318,8 @@ def check_blocks(core: EngineCore) -> None:
     blocks, scheduler = core.block_manager, core.scheduler
     free, cached = set(blocks.free_blocks), set(blocks.cached_blocks)
     seated = [*scheduler.running, *scheduler.loading]
-    references = Counter(block for sequence in seated for block in sequence.block_table)
+    tables = [*(sequence.block_table for sequence in seated), *blocks.leaving]
+    references = Counter(block for table in tables for block in table)
     owned = set(references)
     assert len(blocks.free_blocks) == len(free)
     assert len(free) + len(cached) + len(owned) == blocks.num_blocks
