@@ -114,14 +114,14 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
 
 
 class AddEmbedding(msgspec.Struct, frozen=True, tag="embed"):
-    """Make a vector of each of these inputs, which are lists of token ids: its embedding, or the logits of a scorer.
+    """Make a vector of each of these inputs: its embedding, or the logits of a scorer.
 
     `request_id` is unique among this client's live requests. `first_lengths`: tokens of the first text of each input
     that is a pair; empty where none is.
     """
 
     request_id: str
-    inputs: list[list[int]]
+    inputs: list[TokenIds]
     role: EmbedderRole = "main"
     first_lengths: list[int] = []
     account: AccountRef = NO_ACCOUNT

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from tessera.engine.contract.messages import (
     EmbeddingOutput,
     RequestOutput,
     SchedulerStats,
+    TokenIds,
     refused,
 )
 from tessera.engine.core.account import Account, Accounts, check_queue
@@ -46,7 +47,9 @@ class EmbeddingModel(Protocol):
     max_num_tokens: int
     max_num_inputs: int
 
-    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Float32Array: ...
+    def compute(
+        self, inputs: Sequence[TokenIds | list[int]], first_lengths: list[int] | None = None
+    ) -> Float32Array: ...
 
 
 class PassTurns:
@@ -239,7 +242,7 @@ class Embedder:
             max_own=request.account.max_waiting,
         )
 
-    def _verify(self, token_ids: list[int]) -> None:
+    def _verify(self, token_ids: TokenIds) -> None:
         if not token_ids:
             raise InvalidRequestError("input must not be empty: one of its texts has no tokens", param="input")
         if len(token_ids) > self._model.max_input_tokens:
@@ -247,7 +250,8 @@ class Embedder:
                 f"the model takes at most {self._model.max_input_tokens} tokens, but an input has {len(token_ids)}",
                 param="input",
             )
-        if min(token_ids) < 0 or max(token_ids) >= self._model.vocab_size:
+        # Negative ids are beyond every vocabulary.
+        if np.asarray(token_ids).astype(np.uint64).max() >= self._model.vocab_size:
             raise InvalidRequestError(
                 f"input has a token id outside 0 to {self._model.vocab_size - 1}, the model's vocabulary", param="input"
             )

@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 import uuid
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -248,7 +249,7 @@ class EngineClient:
             raise EngineUnavailableError(f"{reason}; please try again later")
         request_id = self._new_id()
         waiter = self._embedding_waiters[request_id] = self._loop.create_future()
-        self._send(AddEmbedding(request_id, inputs, role, list(first_lengths), account))
+        self._send(AddEmbedding(request_id, [array("i", one) for one in inputs], role, list(first_lengths), account))
         try:
             vectors = await waiter
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ import numpy as np
 from tessera.engine.contract.block_digests import first_row
 from tessera.engine.contract.config import EngineConfig, PoolingName
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
+from tessera.engine.contract.messages import TokenIds
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.config import DTYPES, ModelConfig
@@ -68,11 +69,13 @@ class EmbeddingRunner(ABC):
         self._upload = StepUpload(self._ops.device, tokens + rows + tables)
         self._pooled = empty((self.max_num_inputs, self.dimension), float32, self._ops.device)
 
-    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Float32Array:
+    def compute(self, inputs: Sequence[TokenIds | list[int]], first_lengths: list[int] | None = None) -> Float32Array:
         """Embeddings [R, H] of unit length; a row that is not finite is left as it is. The rest as in `pooled`."""
         return unit_length(self.pooled(inputs, first_lengths, self.pooling))
 
-    def pooled(self, inputs: list[list[int]], first_lengths: list[int] | None, pooling: PoolingName) -> Float32Array:
+    def pooled(
+        self, inputs: Sequence[TokenIds | list[int]], first_lengths: list[int] | None, pooling: PoolingName
+    ) -> Float32Array:
         """Token vectors of each text made one, [R, H].
 
         `inputs`: at most max_num_inputs lists, none empty, together at most max_num_tokens token ids.

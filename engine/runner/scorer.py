@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tessera.engine.contract.messages import TokenIds
 from tessera.engine.models.specs import PoolingKind
 from tessera.engine.runner.embedding_runner import EmbeddingRunner, Float32Array
 from tessera.engine.runner.head import Head
@@ -21,6 +24,6 @@ class Scorer:
         self.max_num_tokens, self.max_num_inputs = runner.max_num_tokens, runner.max_num_inputs
         self._runner, self._head, self._pooling = runner, head, pooling
 
-    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Float32Array:
+    def compute(self, inputs: Sequence[TokenIds | list[int]], first_lengths: list[int] | None = None) -> Float32Array:
         """Logits [R, L]; the arguments as in `EmbeddingRunner.pooled`."""
         return self._head.logits(self._runner.pooled(inputs, first_lengths, self._pooling))

@@ -249,7 +249,7 @@ def loaded(folder: Path, **settings: Any) -> EmbeddingEngine:
 
 
 def logits_of(engine: EmbeddingEngine, *inputs: list[int]) -> Array:
-    engine.embedders["scorer"].add_request(AddEmbedding("a", list(inputs), "scorer"), CLIENT)
+    engine.embedders["scorer"].add_request(AddEmbedding("a", [array("i", one) for one in inputs], "scorer"), CLIENT)
     ((_, output),) = engine.embedders["scorer"].step(busy=False)
     return np.frombuffer(output.vectors, "<f4").reshape(len(inputs), -1)
 
@@ -345,7 +345,7 @@ def test_a_reranker_beside_a_decoder(tmp_path: Path, golden: dict[str, Array]) -
     assert (info.beside, info.architecture, info.max_input_tokens) == (True, "BertModel", POSITIONS)
     assert set(engine.embedders) == {"main", "scorer"}
     token_ids, first_length = pair()
-    request = AddEmbedding("a", [token_ids], "scorer", [first_length])
+    request = AddEmbedding("a", [array("i", token_ids)], "scorer", [first_length])
     engine.embedders["scorer"].add_request(request, CLIENT)
     ((_, output),) = engine.embedders["scorer"].step(busy=False)
     assert np.allclose(np.frombuffer(output.vectors, "<f4"), golden["bert/logits"], atol=1e-5)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from array import array
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,15 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
-from tessera.engine.contract.messages import AccountRef, AddEmbedding, AddRequest, EmbeddingOutput
+from tessera.engine.contract.messages import (
+    NO_ACCOUNT,
+    AccountRef,
+    AddEmbedding,
+    AddRequest,
+    EmbedderRole,
+    EmbeddingOutput,
+    TokenIds,
+)
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.embedder import BUSY_SHARE, Embedder, EmbeddingMetrics, EmbeddingOnlyCore, PassTurns
 from tessera.engine.ipc.client import EngineClient
@@ -47,10 +55,20 @@ class FakeModel:
     def __init__(self) -> None:
         self.passes: list[list[list[int]]] = []
 
-    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Any:
-        self.passes.append(inputs)
+    def compute(self, inputs: Sequence[TokenIds | list[int]], first_lengths: list[int] | None = None) -> Any:
+        self.passes.append([list(ids) for ids in inputs])
         rows = [[len(ids), np.nan if ids[0] == BROKEN else ids[0]] for ids in inputs]
         return np.array(rows, np.float32)
+
+
+def add_embedding(
+    request_id: str,
+    inputs: list[list[int]],
+    role: EmbedderRole = "main",
+    first_lengths: Sequence[int] = (),
+    account: AccountRef = NO_ACCOUNT,
+) -> AddEmbedding:
+    return AddEmbedding(request_id, [array("i", ids) for ids in inputs], role, list(first_lengths), account)
 
 
 @pytest.fixture
@@ -79,8 +97,8 @@ def vectors(output: EmbeddingOutput) -> list[list[float]]:
 
 
 def test_requests_of_one_moment_share_a_pass(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add_request(AddEmbedding("a", [[1], [2, 2]]), ME)
-    embedder.add_request(AddEmbedding("a", [[3] * 3]), OTHER)
+    embedder.add_request(add_embedding("a", [[1], [2, 2]]), ME)
+    embedder.add_request(add_embedding("a", [[3] * 3]), OTHER)
     found = finish(embedder)
     assert len(model.passes) == 1
     assert vectors(found[ME, "a"]) == [[1, 1], [2, 2]]
@@ -88,8 +106,8 @@ def test_requests_of_one_moment_share_a_pass(model: FakeModel, embedder: Embedde
 
 
 def test_passes_keep_to_their_limits(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add_request(AddEmbedding("long", [[index] * 15 for index in range(7)]), ME)
-    embedder.add_request(AddEmbedding("many", [[index] for index in range(30)]), ME)
+    embedder.add_request(add_embedding("long", [[index] * 15 for index in range(7)]), ME)
+    embedder.add_request(add_embedding("many", [[index] for index in range(30)]), ME)
     found = finish(embedder)
     assert all(sum(map(len, made)) <= 40 and len(made) <= 8 for made in model.passes)
     assert vectors(found[ME, "long"]) == [[15, index] for index in range(7)]
@@ -97,9 +115,9 @@ def test_passes_keep_to_their_limits(model: FakeModel, embedder: Embedder) -> No
 
 
 def test_a_long_list_does_not_delay_a_short_one(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add_request(AddEmbedding("list", [[1] * 20] * 100), ME)
+    embedder.add_request(add_embedding("list", [[1] * 20] * 100), ME)
     embedder.step(busy=False)
-    embedder.add_request(AddEmbedding("one", [[2]]), OTHER)
+    embedder.add_request(add_embedding("one", [[2]]), OTHER)
     ended: list[str] = []
     while not ended:
         ended += [output.request_id for _, output in embedder.step(busy=False)]
@@ -108,7 +126,7 @@ def test_a_long_list_does_not_delay_a_short_one(model: FakeModel, embedder: Embe
 
 
 def test_passes_are_small_while_text_is_generated_but_always_move_on(model: FakeModel, embedder: Embedder) -> None:
-    embedder.add_request(AddEmbedding("a", [[1] * 3] * 10 + [[2] * 20]), ME)
+    embedder.add_request(add_embedding("a", [[1] * 3] * 10 + [[2] * 20]), ME)
     found = finish(embedder, busy=True)
     assert max(sum(map(len, made)) for made in model.passes[:-1]) <= 40 // BUSY_SHARE
     assert model.passes[-1] == [[2] * 20]  # longer than a small pass, and still whole
@@ -124,7 +142,7 @@ class SlowModel(FakeModel):
         super().__init__()
         self._engine = engine
 
-    def compute(self, inputs: list[list[int]], first_lengths: list[int] | None = None) -> Any:
+    def compute(self, inputs: Sequence[TokenIds | list[int]], first_lengths: list[int] | None = None) -> Any:
         self._engine.now += self.seconds
         return super().compute(inputs, first_lengths)
 
@@ -138,7 +156,7 @@ def test_fault_fairness_long_passes_leave_half_of_the_time_to_other_accounts_gen
     embedders = [Embedder(model, max_queue_len=3, accounts=accounts, turns=turns) for model in models]
     generation.add("g", [1, 2, 3], 100, account=AccountRef(1), ignore_eos=True)
     for embedder in embedders:
-        embedder.add_request(AddEmbedding("e", [[1] * 20] * 150, account=AccountRef(1 if is_own else 2)), ME)
+        embedder.add_request(add_embedding("e", [[1] * 20] * 150, account=AccountRef(1 if is_own else 2)), ME)
     num_turns, step_seconds = 60, 0.003
     for _ in range(num_turns):
         generation.step(step_seconds)
@@ -165,27 +183,27 @@ def test_fault_fairness_long_passes_leave_half_of_the_time_to_other_accounts_gen
 def test_wrong_inputs_are_refused_alone(
     inputs: list[list[int]], error: type[RequestError], message: str, embedder: Embedder
 ) -> None:
-    embedder.add_request(AddEmbedding("good", [[1]]), ME)
+    embedder.add_request(add_embedding("good", [[1]]), ME)
     with pytest.raises(error, match=message) as refusal:
-        embedder.add_request(AddEmbedding("bad", inputs), ME)
+        embedder.add_request(add_embedding("bad", inputs), ME)
     assert refusal.value.status == 400
     assert list(finish(embedder)) == [(ME, "good")]
 
 
 def test_the_queue_is_bounded_and_ids_are_unique(embedder: Embedder) -> None:
     for index in range(3):
-        embedder.add_request(AddEmbedding(str(index), [[1]]), ME)
+        embedder.add_request(add_embedding(str(index), [[1]]), ME)
     with pytest.raises(InvalidRequestError, match="is in use"):
-        embedder.add_request(AddEmbedding("0", [[1]]), ME)
+        embedder.add_request(add_embedding("0", [[1]]), ME)
     with pytest.raises(QueueFullError, match="3 requests"):
-        embedder.add_request(AddEmbedding("3", [[1]]), ME)
+        embedder.add_request(add_embedding("3", [[1]]), ME)
     finish(embedder)
-    embedder.add_request(AddEmbedding("3", [[1]]), ME)
+    embedder.add_request(add_embedding("3", [[1]]), ME)
 
 
 def test_what_is_not_finite_fails_its_request_alone(embedder: Embedder) -> None:
-    embedder.add_request(AddEmbedding("bad", [[1], [BROKEN], [2]]), ME)
-    embedder.add_request(AddEmbedding("good", [[1]]), ME)
+    embedder.add_request(add_embedding("bad", [[1], [BROKEN], [2]]), ME)
+    embedder.add_request(add_embedding("good", [[1]]), ME)
     found = finish(embedder)
     refusal = found[ME, "bad"].refusal
     assert refusal is not None
@@ -196,7 +214,7 @@ def test_what_is_not_finite_fails_its_request_alone(embedder: Embedder) -> None:
 
 def test_abort_ends_a_request_of_that_client_alone(model: FakeModel, embedder: Embedder) -> None:
     for client in (ME, OTHER):
-        embedder.add_request(AddEmbedding("a", [[1] * 20] * 6), client)
+        embedder.add_request(add_embedding("a", [[1] * 20] * 6), client)
     embedder.step(busy=False)
     embedder.abort(["a", "unknown"], ME)
     num_passes = len(model.passes)
@@ -207,14 +225,14 @@ def test_abort_ends_a_request_of_that_client_alone(model: FakeModel, embedder: E
 def test_metrics_count_what_was_answered(embedder: Embedder) -> None:
     reranker = Embedder(FakeModel(), max_queue_len=3)
     metrics = EmbeddingMetrics({"tiny": embedder}, {"judge": reranker})
-    embedder.add_request(AddEmbedding("a", [[1], [2, 2]]), ME)
+    embedder.add_request(add_embedding("a", [[1], [2, 2]]), ME)
     assert b'tessera:num_embedding_requests{model_name="tiny"} 1.0' in metrics.render()
     finish(embedder)
     text = metrics.render()
     assert b'tessera:embedding_requests_total{model_name="tiny"} 1.0' in text
     assert b'tessera:embedding_tokens_total{model_name="tiny"} 3.0' in text
     assert b'tessera:num_embedding_requests{model_name="tiny"} 0.0' in text
-    reranker.add_request(AddEmbedding("b", [[1, 2, 3]], "scorer", [1]), ME)
+    reranker.add_request(add_embedding("b", [[1, 2, 3]], "scorer", [1]), ME)
     assert b'tessera:num_scoring_requests{model_name="judge"} 1.0' in metrics.render()
     finish(reranker)
     text = metrics.render()
