@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from fastapi import Request
 
@@ -37,11 +36,18 @@ class Completion:
 
 
 def num_values(generation: Generation, completions: Sequence[Completion]) -> int:
-    """Tokens and log-probabilities that a response may list: what it takes to build it."""
-    listed = [each for completion in completions for each in completion.entries]
-    scores = chain((entry.logprobs for entry in listed), *(choice.prompt_logprobs for choice in generation.choices))
-    num_tokens = sum(1 + len(completion.token_ids) for completion in completions)
-    return num_tokens + sum(1 + len(each.top_token_ids) for each in scores)
+    """Tokens and log-probabilities that a response may list: what it takes to build it.
+
+    One row counts for all of a list, as they are asked for together: there may be millions.
+    """
+    total = sum(1 + len(completion.token_ids) for completion in completions)
+    for completion in completions:
+        if completion.entries:
+            total += len(completion.entries) * (1 + len(completion.entries[0].logprobs.top_token_ids))
+    for choice in generation.choices:
+        if choice.prompt_logprobs:
+            total += len(choice.prompt_logprobs) * (1 + len(choice.prompt_logprobs[0].top_token_ids))
+    return total
 
 
 async def complete(http_request: Request, generation: Generation, timeout: float) -> list[Completion]:

@@ -25,6 +25,7 @@ PROMPT_TIMEOUT = 60.0  # seconds for a prompt to be prepared, waiting for a thre
 # Texts up to this length in all are encoded on the event loop, in well under a millisecond.
 MAX_INLINE_CHARS = 512
 MAX_INLINE_TEXTS = 8
+MAX_INLINE_IDS = 1024  # up to so many are checked or decoded on the event loop, likewise
 TEMPLATE_OVERHEAD = 2**20  # characters that a template may add to the messages
 
 

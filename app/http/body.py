@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
+from tessera.app.http.json_pieces import PiecesResponse, json_of, json_pieces
 from tessera.app.http.limits import account_of
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
@@ -149,6 +150,13 @@ async def built(num_values: int, build: Callable[[], T]) -> T:
     if num_values <= MAX_INLINE_VALUES:
         return build()
     return await asyncio.get_running_loop().run_in_executor(_response_thread, build)
+
+
+async def built_json(num_values: int, build: Callable[[], dict[str, Any]]) -> Response:
+    """What `build` makes, as JSON; large ones are built and written in a thread, piece by piece."""
+    if num_values <= MAX_INLINE_VALUES:
+        return Response(json_of(build()), media_type="application/json")
+    return await built(num_values, lambda: PiecesResponse(json_pieces(build())))
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

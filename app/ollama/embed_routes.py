@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.served_models import model_for, models_of
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import json_response
+from tessera.app.http.body import built_json, json_response
 from tessera.app.http.description import Description
 from tessera.app.ollama.admission import keep_loaded, receive_any
 from tessera.app.ollama.lines import nanoseconds
@@ -18,6 +17,7 @@ from tessera.app.ollama.names import served_name
 from tessera.app.ollama.objects import OllamaEmbeddingObject, OllamaEmbedObject
 from tessera.app.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
 from tessera.app.openai.embeddings.embedders import Vectors, embeddings_of
+from tessera.app.openai.embeddings.routes import num_values
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 
 router = APIRouter(tags=["Ollama"])
@@ -48,7 +48,7 @@ async def embed(http_request: Request) -> Response:
         "load_duration": nanoseconds(begun - arrival),
         "prompt_eval_count": num_tokens,
     }
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    return await built_json(num_values(vectors), lambda: content)
 
 
 @router.post(
@@ -64,8 +64,7 @@ async def embed_one(http_request: Request) -> Response:
         return json_response({"embedding": []})
     chosen = EmbeddingRequest.model_construct(model=name, input=[request.prompt], truncate_prompt_tokens=-1)
     vectors, _ = await _vectors(http_request, chosen, None)
-    content = {"embedding": vectors[0]}
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+    return await built_json(num_values(vectors), lambda: {"embedding": vectors[0]})
 
 
 async def _model_name(http_request: Request, request: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> str:

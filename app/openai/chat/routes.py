@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import Completion, complete, num_values
 from tessera.app.generate.prompt import encode_prediction, render_chat, truncated
-from tessera.app.http.body import built, json_response
+from tessera.app.http.body import built, built_json
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
 from tessera.app.openai.chat.completion import chat_completion, stored_messages
@@ -48,7 +48,8 @@ async def create_chat_completion(http_request: Request) -> Response:
 
     async def store_completion() -> None:
         if request.store:
-            completion = {**whole(), "metadata": request.metadata or {}}
+            response = await built(num_values(generation, completions), whole)
+            completion = {**response, "metadata": request.metadata or {}}
             messages = stored_messages(head.id, request.messages)
             await completions_of(http_request).store_completion(admission.tenant, completion, messages)
 
@@ -59,4 +60,4 @@ async def create_chat_completion(http_request: Request) -> Response:
         return EventStream(StoringSource(generation, store_completion, completions), events, model.settings)
     completions = await complete(http_request, generation, model.settings.request_timeout)
     await store_completion()
-    return await built(num_values(generation, completions), lambda: json_response(whole()))
+    return await built_json(num_values(generation, completions), whole)

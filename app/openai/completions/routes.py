@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import admit
 from tessera.app.generate.completion import complete, num_values
-from tessera.app.generate.prompt import checked_token_ids, encode_texts, truncated
+from tessera.app.generate.prompt import (
+    MAX_INLINE_IDS,
+    PROMPT_TIMEOUT,
+    checked_token_ids,
+    encode_texts,
+    truncated,
+)
 from tessera.app.generate.served_model import ServedModel
-from tessera.app.http.body import built, json_response
+from tessera.app.http.body import built_json
 from tessera.app.http.description import Description
 from tessera.app.http.streaming import EventStream
 from tessera.app.openai.completions.completion import ChoicePrompts, text_completion
@@ -36,7 +44,7 @@ async def create_completion(http_request: Request) -> Response:
     prompts = await _token_ids(model, request)
     echoes = None
     if request.echo:
-        echoes = [_echo(model, request, *both) for both in zip(request.prompt, prompts, strict=True)]
+        echoes = await _echoes(model, request, prompts)
     generation = await admission.start(
         request,
         prompts,
@@ -56,10 +64,10 @@ async def create_completion(http_request: Request) -> Response:
         return EventStream(generation, events, model.settings)
     completions = await complete(http_request, generation, model.settings.request_timeout)
 
-    def whole() -> Response:
-        return json_response(text_completion(head, request, shown, generation, completions, model.tokenizer))
+    def whole() -> dict[str, Any]:
+        return text_completion(head, request, shown, generation, completions, model.tokenizer)
 
-    return await built(num_values(generation, completions), whole)
+    return await built_json(num_values(generation, completions), whole)
 
 
 async def _token_ids(model: ServedModel, request: CompletionRequest) -> list[list[int]]:
@@ -71,6 +79,15 @@ async def _token_ids(model: ServedModel, request: CompletionRequest) -> list[lis
         truncated(request, next(encoded) if isinstance(prompt, str) else prompt, model.info)
         for prompt in request.prompt
     ]
+
+
+async def _echoes(model: ServedModel, request: CompletionRequest, prompts: list[list[int]]) -> list[Echo]:
+    def echo_all() -> list[Echo]:
+        return [_echo(model, request, *both) for both in zip(request.prompt, prompts, strict=True)]
+
+    if sum(map(len, prompts)) <= MAX_INLINE_IDS:
+        return echo_all()
+    return await model.workers.run(echo_all, timeout=PROMPT_TIMEOUT)
 
 
 def _echo(model: ServedModel, request: CompletionRequest, prompt: str | list[int], token_ids: list[int]) -> Echo:

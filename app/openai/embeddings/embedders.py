@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fastapi import Request
 
-from tessera.app.generate.prompt import PROMPT_TIMEOUT, are_small
+from tessera.app.generate.prompt import MAX_INLINE_IDS, PROMPT_TIMEOUT, are_small
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
@@ -88,16 +88,15 @@ class Embeddings:
             raise InvalidRequestError(f"A text of input may have at most {MAX_INPUT_CHARS} characters.", param="input")
 
         def encode() -> list[list[int]]:
-            return [_encode(model.tokenizer, one, keep, request.add_special_tokens) for one in request.input]
+            inputs = [_encode(model.tokenizer, one, keep, request.add_special_tokens) for one in request.input]
+            for index, token_ids in enumerate(inputs):
+                check_input(token_ids, f"input[{index}]", "input", keep, info)
+            check_total(inputs, "input")
+            return inputs
 
-        if are_small(texts):
-            inputs = encode()
-        else:
-            inputs = await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
-        for index, token_ids in enumerate(inputs):
-            check_input(token_ids, f"input[{index}]", "input", keep, info)
-        check_total(inputs, "input")
-        return inputs
+        if are_few(request.input):
+            return encode()
+        return await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
 
     async def embed(
         self,
@@ -149,6 +148,13 @@ def tokens_to_keep(keep: int | None, most: int) -> int | None:
     return keep
 
 
+def are_few(inputs: Sequence[str | list[int]]) -> bool:
+    """Whether texts and lists of token ids may be encoded and checked on the event loop."""
+    ids = [one for one in inputs if not isinstance(one, str)]
+    num_ids = len(ids) + sum(map(len, ids))
+    return num_ids <= MAX_INLINE_IDS and are_small([one for one in inputs if isinstance(one, str)])
+
+
 def check_total(inputs: Sequence[Sequence[int]], param: str) -> None:
     """Raise InvalidRequestError where a request has more tokens than one may."""
     total = sum(map(len, inputs))
@@ -175,8 +181,8 @@ def check_input(
             " (truncate_prompt_tokens cuts it).",
             param=param,
         )
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size), None)
-    if wrong is not None:
+    if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < info.vocab_size)
         raise InvalidRequestError(
             f"{where} has token id {wrong}, but ids go from 0 to {info.vocab_size - 1}.", param=param
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import receive
 from tessera.app.generate.served_models import model_for
 from tessera.app.http.access_log import trace_of
+from tessera.app.http.body import built_json
 from tessera.app.http.description import Description
 from tessera.app.openai.embeddings.embedders import embeddings_of
 from tessera.app.openai.embeddings.objects import EmbeddingList
@@ -19,6 +19,8 @@ from tessera.app.openai.embeddings.schema import EmbeddingRequest
 
 if TYPE_CHECKING:
     from tessera.app.openai.embeddings.embedders import Vectors
+
+NUMBERS_OF_A_VALUE = 16
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -39,18 +41,24 @@ async def create_embeddings(http_request: Request) -> Response:
     trace = trace_of(http_request.scope)
     trace.model, trace.num_prompt_tokens = name, sum(map(len, inputs))
     vectors = await embeddings.embed(http_request, model, info, inputs, request.dimensions)
-    content = {
-        "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": embedding}
-            for index, embedding in enumerate(_encoded(vectors, request.encoding_format))
-        ],
-        "model": name,
-        "usage": {"prompt_tokens": trace.num_prompt_tokens, "total_tokens": trace.num_prompt_tokens},
-    }
-    # orjson writes NumPy's float32 numbers in their shortest form.
-    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(body, media_type="application/json")
+
+    def whole() -> dict[str, Any]:
+        return {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": embedding}
+                for index, embedding in enumerate(_encoded(vectors, request.encoding_format))
+            ],
+            "model": name,
+            "usage": {"prompt_tokens": trace.num_prompt_tokens, "total_tokens": trace.num_prompt_tokens},
+        }
+
+    return await built_json(num_values(vectors), whole)
+
+
+def num_values(vectors: Vectors) -> int:
+    """What numbers cost, compared with other values of a response."""
+    return vectors.size // NUMBERS_OF_A_VALUE
 
 
 def _encoded(vectors: Vectors, encoding_format: str) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from fastapi import Request
 
-from tessera.app.generate.prompt import PROMPT_TIMEOUT, are_small
+from tessera.app.generate.prompt import PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
@@ -18,6 +18,7 @@ from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.embedders import (
     EmbeddingModel,
     Embeddings,
+    are_few,
     check_input,
     check_total,
     tokens_to_keep,
@@ -103,14 +104,15 @@ class Scorers:
         keep = tokens_to_keep(request.truncate_prompt_tokens, scorer.max_input_tokens)
         limits = PairLimits(request.max_tokens_per_query, request.max_tokens_per_doc, keep)
 
-        def encode() -> list[tuple[list[int], int]]:
-            return encode_pairs(self.tokenizer, scorer.form, [*pairs], limits, request.instruction)
+        def encode() -> tuple[list[list[int]], list[int]]:
+            encoded = encode_pairs(self.tokenizer, scorer.form, [*pairs], limits, request.instruction)
+            inputs = [ids for ids, _ in encoded]
+            for index, token_ids in enumerate(inputs):
+                check_input(token_ids, pairs.place(index), pairs.names[1], keep, scorer)
+            check_total(inputs, pairs.names[1])
+            return inputs, [length for _, length in encoded]
 
-        encoded = await self._in_thread(encode, [*pairs.firsts, *pairs.seconds])
-        inputs, first_lengths = [ids for ids, _ in encoded], [length for _, length in encoded]
-        for index, token_ids in enumerate(inputs):
-            check_input(token_ids, pairs.place(index), pairs.names[1], keep, scorer)
-        check_total(inputs, pairs.names[1])
+        inputs, first_lengths = await self._in_thread(encode, [*pairs.firsts, *pairs.seconds])
         logits = await self._logits(http_request, inputs, first_lengths)
         return Scored(scores_of(logits, scorer, request.use_activation)[:, 0], sum(map(len, inputs)))
 
@@ -123,15 +125,16 @@ class Scorers:
             self._check_tokenizer(self.tokenizer)
 
         def encode() -> list[list[int]]:
-            return [
+            inputs = [
                 text[:keep] if isinstance(text, list) else self._encode(text, keep, request.add_special_tokens)
                 for text in request.input
             ]
+            for index, token_ids in enumerate(inputs):
+                check_input(token_ids, f"input[{index}]", "input", keep, scorer)
+            check_total(inputs, "input")
+            return inputs
 
-        inputs = await self._in_thread(encode, texts)
-        for index, token_ids in enumerate(inputs):
-            check_input(token_ids, f"input[{index}]", "input", keep, scorer)
-        check_total(inputs, "input")
+        inputs = await self._in_thread(encode, request.input)
         logits = await self._logits(http_request, inputs, [])
         return Scored(scores_of(logits, scorer, request.use_activation), sum(map(len, inputs)))
 
@@ -161,19 +164,20 @@ class Scorers:
         keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_input_tokens)
 
         def encode() -> list[list[list[int]]]:
-            sides = ((pairs.firsts, request.max_tokens_per_query), (pairs.seconds, request.max_tokens_per_doc))
-            return [
+            of_sides = ((pairs.firsts, request.max_tokens_per_query), (pairs.seconds, request.max_tokens_per_doc))
+            sides = [
                 [_encode(model.tokenizer, text, keep) for text in cut_texts(model.tokenizer, texts, most)]
-                for texts, most in sides
+                for texts, most in of_sides
             ]
+            for param, inputs in zip(pairs.names, sides, strict=True):
+                for index, token_ids in enumerate(inputs):
+                    where = param if param == "query" else f"{param}[{index}]"
+                    check_input(token_ids, where, param, keep, info)
+            check_total([*sides[0], *sides[1]], pairs.names[1])
+            return sides
 
         sides = await self._in_thread(encode, [*pairs.firsts, *pairs.seconds])
-        for param, inputs in zip(pairs.names, sides, strict=True):
-            for index, token_ids in enumerate(inputs):
-                where = param if param == "query" else f"{param}[{index}]"
-                check_input(token_ids, where, param, keep, info)
         inputs = [*sides[0], *sides[1]]
-        check_total(inputs, pairs.names[1])
         vectors = await self._embed(http_request, model, info, inputs)
         firsts, seconds = vectors[: len(sides[0])], vectors[len(sides[0]) :]
         return Scored((firsts * seconds).sum(axis=1), sum(map(len, inputs)))
@@ -193,9 +197,9 @@ class Scorers:
         logits = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
         return logits.astype(np.float64)
 
-    async def _in_thread(self, encode: Callable[[], T], texts: Sequence[str]) -> T:
+    async def _in_thread(self, encode: Callable[[], T], inputs: Sequence[str | list[int]]) -> T:
         """On the event loop where there is little to encode."""
-        if are_small(texts):
+        if are_few(inputs):
             return encode()
         return await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
 

@@ -14,7 +14,7 @@ from tessera.app.generate.completion import complete, num_values
 from tessera.app.generate.generation import Generation
 from tessera.app.generate.sealing import seal_of
 from tessera.app.generate.served_models import model_of
-from tessera.app.http.body import built, json_response
+from tessera.app.http.body import built, built_json, json_response
 from tessera.app.http.description import Description, PathName
 from tessera.app.http.streaming import EventStream, run_while_connected
 from tessera.app.openai.conversations.objects import ItemList
@@ -86,7 +86,7 @@ async def create_response(http_request: Request) -> Response:
     (completion,) = await complete(http_request, generation, model.settings.request_timeout)
     response = await built(num_values(generation, [completion]), partial(events.whole, completion))
     await turn.store_response(response)
-    return json_response(response)
+    return await built_json(num_values(generation, [completion]), lambda: response)
 
 
 async def _begin_job(

@@ -10,7 +10,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from tessera.app.generate.admission import checked_request, receive
-from tessera.app.generate.prompt import PROMPT_TIMEOUT, are_small, checked_token_ids, encode_text, render_chat
+from tessera.app.generate.prompt import (
+    MAX_INLINE_IDS,
+    PROMPT_TIMEOUT,
+    are_small,
+    checked_token_ids,
+    encode_text,
+    render_chat,
+)
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_for, model_of, models_of
 from tessera.app.http.body import json_response, read_json_object, run_in_turn
@@ -24,8 +31,6 @@ from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 
 router = APIRouter(tags=["Tokens"])
-
-MAX_INLINE_IDS = 1024  # up to so many are decoded on the event loop, in well under a millisecond
 
 
 @dataclass(frozen=True)
