@@ -71,7 +71,7 @@ def append_outputs(core: EngineCore, found: dict[str, list[int]]) -> None:
 
 def embed(engine: LoadedEngine, token_ids: list[int]) -> np.ndarray[Any, Any]:
     embedder = engine.embedders["main"]
-    embedder.add_request(AddEmbedding("e", [token_ids]), CLIENT)
+    embedder.add_request(AddEmbedding("e", [array("i", token_ids)]), CLIENT)
     ((_, output),) = embedder.step(busy=False)
     assert output.refusal is None
     return np.frombuffer(output.vectors, np.float32)
