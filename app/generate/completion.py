@@ -45,8 +45,7 @@ def num_values(generation: Generation, completions: Sequence[Completion]) -> int
         if completion.entries:
             total += len(completion.entries) * (1 + len(completion.entries[0].logprobs.top_token_ids))
     for choice in generation.choices:
-        if choice.prompt_logprobs:
-            total += len(choice.prompt_logprobs) * (1 + len(choice.prompt_logprobs[0].top_token_ids))
+        total += sum(len(scores) * (1 + scores.num_top) for scores in choice.prompt_logprobs)
     return total
 
 

@@ -17,7 +17,7 @@ from tessera.app.text.detokenizer import Detokenizer
 from tessera.app.text.stop_strings import StopMatcher
 from tessera.app.tools.parts import Content, Part
 from tessera.engine.contract.errors import EngineUnavailableError
-from tessera.engine.contract.messages import RequestOutput, TokenLogprobs
+from tessera.engine.contract.messages import PromptScores, RequestOutput, TokenLogprobs, rows_of
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.request_stream import RequestStream
 
@@ -122,7 +122,7 @@ class Choice:
         self.num_rejected_draft_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: FinishReason | None = None
-        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[PromptScores] = []
         self.queue_time: float | None = None
         self.prefill_time: float | None = None
         self.decode_time: float | None = None
@@ -305,7 +305,7 @@ class Generation:
 
     def prompt_logprobs(self, index: int) -> list[TokenLogprobs]:
         """The log-probabilities of choice `index`'s prompt, which the prompt's first choice holds."""
-        return self.choices[index - index % self.choices_per_prompt].prompt_logprobs
+        return rows_of(self.choices[index - index % self.choices_per_prompt].prompt_logprobs)
 
     def account(self, arrival: float) -> dict[str, Any]:
         """Fields of the access log: tokens, times in milliseconds, finish reasons."""

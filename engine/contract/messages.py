@@ -345,6 +345,71 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """TokenLogprobs of consecutive tokens of a prompt as bytes: a long prompt has millions of numbers.
+
+    `num_top`: alternatives of each token.
+    """
+
+    token_ids: bytes  # int32
+    logprobs: bytes  # float32
+    ranks: bytes  # int32
+    num_top: int
+    top_token_ids: bytes  # int32
+    top_logprobs: bytes  # float32
+
+    @classmethod
+    def of(cls, rows: list[TokenLogprobs]) -> PromptScores:
+        """`rows` have equal numbers of alternatives."""
+        return cls(
+            array("i", [row.token_id for row in rows]).tobytes(),
+            array("f", [row.logprob for row in rows]).tobytes(),
+            array("i", [row.rank for row in rows]).tobytes(),
+            len(rows[0].top_token_ids) if rows else 0,
+            array("i", [token_id for row in rows for token_id in row.top_token_ids]).tobytes(),
+            array("f", [logprob for row in rows for logprob in row.top_logprobs]).tobytes(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_ids) // 4
+
+    def part(self, start: int, stop: int) -> PromptScores:
+        one, top = slice(4 * start, 4 * stop), slice(4 * start * self.num_top, 4 * stop * self.num_top)
+        return PromptScores(
+            self.token_ids[one],
+            self.logprobs[one],
+            self.ranks[one],
+            self.num_top,
+            self.top_token_ids[top],
+            self.top_logprobs[top],
+        )
+
+    def rows(self) -> list[TokenLogprobs]:
+        """One for each token; for many in a thread, as it takes a microsecond each."""
+        top_token_ids, top_logprobs = array("i", self.top_token_ids), array("f", self.top_logprobs)
+        places = range(0, len(self) * self.num_top, self.num_top) if self.num_top else [0] * len(self)
+        return [
+            TokenLogprobs(
+                token_id,
+                logprob,
+                rank,
+                top_token_ids[place : place + self.num_top].tolist(),
+                top_logprobs[place : place + self.num_top].tolist(),
+            )
+            for token_id, logprob, rank, place in zip(
+                array("i", self.token_ids),
+                array("f", self.logprobs),
+                array("i", self.ranks),
+                places,
+                strict=True,
+            )
+        ]
+
+
+def rows_of(scores: list[PromptScores]) -> list[TokenLogprobs]:
+    return [row for piece in scores for row in piece.rows()]
+
+
 class RequestOutput(msgspec.Struct, array_like=True):
     """One step's output for one request.
 
@@ -368,7 +433,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error_param: str | None = None
     error_type: str | None = None
     retry_after: int | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[PromptScores] | None = None
     queue_time: float | None = None
     prefill_time: float | None = None
     decode_time: float | None = None

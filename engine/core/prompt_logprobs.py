@@ -10,7 +10,7 @@ from collections.abc import Sequence as Rows
 
 import numpy as np
 
-from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.contract.messages import PromptScores
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.step_batch import Int32Array, PromptRows
 
@@ -51,10 +51,16 @@ def gather_prompt_rows(
     ), askers
 
 
-def keep_prompt_logprobs(askers: Rows[tuple[Sequence, int]], found: Rows[TokenLogprobs]) -> None:
+def keep_prompt_logprobs(askers: Rows[tuple[Sequence, int]], found: Rows[PromptScores]) -> None:
     """Append a step's scores to their sequences, which send them with their first token."""
-    start = 0
+    pieces = iter(found)
+    piece, start = next(pieces, None), 0
     for sequence, count in askers:
-        if sequence.prompt_logprobs is not None:
-            sequence.prompt_logprobs += found[start : start + count]
-        start += count
+        while count and piece is not None:
+            stop = min(start + count, len(piece))
+            if sequence.prompt_logprobs is not None:
+                sequence.prompt_logprobs.append(piece.part(start, stop))
+            count -= stop - start
+            start = stop
+            if stop == len(piece):
+                piece, start = next(pieces, None), 0

@@ -12,7 +12,7 @@ import msgspec
 
 from tessera.engine.adapters.catalog import ServedAdapter
 from tessera.engine.contract.block_digests import Digest, extend_digests, first_row, prefix_salt
-from tessera.engine.contract.messages import AddRequest, FinishReason, TokenIds, TokenLogprobs
+from tessera.engine.contract.messages import AddRequest, FinishReason, PromptScores, TokenIds
 from tessera.engine.contract.sampling_params import MAX_INT32, SamplingParams
 from tessera.engine.core.account import CONSTRAINT_COST, LOGPROBS_COST, SAMPLED_COST, Account, Lane
 from tessera.engine.grammar.constraint import TokenConstraint
@@ -120,7 +120,7 @@ class Sequence:
     slot: int = -1
     adapter_slot: int = -1
     num_prompt_logprobs: int = 0
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[PromptScores] | None = None
     token_tables: TokenTables | None = None
     constraint: TokenConstraint | None = None
     drafting: Drafting | None = None

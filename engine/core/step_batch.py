@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tessera.engine.adapters.reader import Adapter
-from tessera.engine.contract.messages import TokenIds, TokenLogprobs
+from tessera.engine.contract.messages import PromptScores, TokenIds, TokenLogprobs
 from tessera.engine.contract.sampling_params import RowFlag, SamplingParams
 from tessera.engine.contract.sampling_row import ROW_BYTES, SamplingRows
 
@@ -198,9 +198,9 @@ class StepResult:
     Attributes:
         token_ids: [S]; -1 where the row's logits were not finite, or its mask left nothing to choose.
         logprobs: per sampled row, or None where not asked for; None altogether if no row asked.
-        prompt_logprobs: one for each of the batch's prompt rows.
+        prompt_logprobs: of the batch's prompt rows, in order.
     """
 
     token_ids: Int32Array
     logprobs: list[TokenLogprobs | None] | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[PromptScores] = field(default_factory=list)

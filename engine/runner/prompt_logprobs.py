@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.contract.messages import PromptScores
 from tessera.engine.contract.sampling_params import MAX_LOGPROBS
 from tessera.engine.models.buffers import StepBuffers
 from tessera.engine.models.decoder import Decoder
@@ -54,13 +54,25 @@ def _pieces(kinds: np.ndarray[Any, np.dtype[np.bool_]], max_rows: int) -> Iterat
 
 def read_prompt_logprobs(
     pieces: Sequence[LogprobTensors], next_token_ids: Int32Array, counts: Int32Array
-) -> list[TokenLogprobs]:
-    """One for each row, with as many alternatives as counts [P] says, once the device is done."""
-    found: list[TokenLogprobs] = []
+) -> list[PromptScores]:
+    """Of all rows in order, with as many alternatives as counts [P] says, once the device is done."""
+    found: list[PromptScores] = []
+    begin = 0
     for piece in pieces:
-        chosen, ranks, top_ids, top_values = (tensor.numpy().tolist() for tensor in piece)
-        for index, (logprob, rank) in enumerate(zip(chosen, ranks, strict=True)):
-            row = len(found)
-            count, token_id = int(counts[row]), int(next_token_ids[row])
-            found.append(TokenLogprobs(token_id, logprob, rank, top_ids[index][:count], top_values[index][:count]))
+        chosen, ranks, top_ids, top_values = (tensor.numpy() for tensor in piece)
+        end = begin + len(chosen)
+        changes = np.flatnonzero(np.diff(counts[begin:end])) + 1
+        for start, stop in pairwise([0, *changes.tolist(), len(chosen)]):
+            count = int(counts[begin + start])
+            found.append(
+                PromptScores(
+                    next_token_ids[begin + start : begin + stop].astype(np.int32).tobytes(),
+                    chosen[start:stop].astype(np.float32).tobytes(),
+                    ranks[start:stop].astype(np.int32).tobytes(),
+                    count,
+                    top_ids[start:stop, :count].astype(np.int32).tobytes(),
+                    top_values[start:stop, :count].astype(np.float32).tobytes(),
+                )
+            )
+        begin = end
     return found

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.messages import RequestOutput, TokenLogprobs
+from tessera.engine.contract.messages import PromptScores, RequestOutput, TokenLogprobs
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, events, ids, settings_for, write_model_folder
 from tests.support.surface_fixtures import ROOMY
@@ -27,7 +27,7 @@ def scored(text: str, answer: str) -> list[RequestOutput]:
     """The answer's outputs, the first with the prompt's scores."""
     outputs = play(ids(answer), finish="length", logprobs=True)
     found = [TokenLogprobs(token_id, -1.5, 3, [1, 0], [-0.25, -0.5]) for token_id in ids(text)[1:]]
-    return [msgspec.structs.replace(outputs[0], prompt_logprobs=found), *outputs[1:]]
+    return [msgspec.structs.replace(outputs[0], prompt_logprobs=[PromptScores.of(found)]), *outputs[1:]]
 
 
 def post(settings: AppSettings, path: str, outputs: list[RequestOutput], **body: Any) -> tuple[FakeClient, Any]:
@@ -142,7 +142,7 @@ def test_the_whole_vocabulary(settings: AppSettings, path: str) -> None:
         every = list(range(ROOMY.vocab_size))
         found = [TokenLogprobs(token_id, -1.5, 3, every, [-0.25] * len(every)) for token_id in submission.prompt[1:]]
         (output,) = play(ids("x"), finish="length")
-        return [msgspec.structs.replace(output, prompt_logprobs=found)]
+        return [msgspec.structs.replace(output, prompt_logprobs=[PromptScores.of(found)])]
 
     client = FakeClient(script, info=ROOMY)
     body: dict[str, Any] = {"prompt": PROMPT, "messages": [{"role": "user", "content": "a"}], "prompt_logprobs": -1}

@@ -24,7 +24,7 @@ from tessera.app.openai.chat.objects import ChatCompletionObject
 from tessera.app.openai.fine_tuning import objects as fine_tuning
 from tessera.app.openai.responses.objects import ResponseEvent
 from tessera.engine.contract.errors import EngineError
-from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenLogprobs
+from tessera.engine.contract.messages import EmbeddingInfo, PromptScores, ScorerInfo, TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import ids, serve
 from tests.support.operations import OPERATIONS, POOLED, TUNING, Operation
@@ -288,7 +288,7 @@ class Client(FakeClient):
         outputs = play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
         if submission.params.prompt_logprobs is not None:
             scores = [TokenLogprobs(token_id, -0.5, 1, [token_id], [-0.5]) for token_id in submission.prompt[1:]]
-            outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
+            outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=[PromptScores.of(scores)])
         return [*outputs[:-1], EngineError("the device failed")] if self.text is FAILS else outputs
 
     async def embed(

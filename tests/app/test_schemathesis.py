@@ -29,7 +29,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tessera.app.schema.fields import MAX_NAME
 from tessera.app.server.application import create_app
-from tessera.engine.contract.messages import TokenLogprobs
+from tessera.engine.contract.messages import PromptScores, TokenLogprobs
 from tests.support.fake_client import FakeClient, Submission, play
 from tests.support.http_fixtures import as_engines, ids
 from tests.support.operations import HARMLESS
@@ -55,7 +55,7 @@ def script(submission: Submission) -> Any:
     outputs = play(token_ids, finish=finish, stop_token_id=0, logprobs=submission.params.logprobs is not None)
     if submission.params.prompt_logprobs is not None:
         scores = [TokenLogprobs(token_id, -0.5, 1, [token_id], [-0.5]) for token_id in submission.prompt[1:]]
-        outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=scores)
+        outputs[0] = msgspec.structs.replace(outputs[0], prompt_logprobs=[PromptScores.of(scores)])
     return outputs
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest, TokenLogprobs
+from tessera.engine.contract.messages import AddRequest, rows_of
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import PromptRows
@@ -74,7 +74,7 @@ def test_they_are_the_log_softmax_of_the_models_logits(
     core.add_request(AddRequest("other", token_ids(tokens[::-1]), SamplingParams(max_tokens=3), 0.0), CLIENT)
     outputs = [output for output in outputs_of(core) if output.request_id == "scored"]
     assert [output.prompt_logprobs is not None for output in outputs] == [True, False, False]
-    found: list[TokenLogprobs] = outputs[0].prompt_logprobs
+    found = rows_of(outputs[0].prompt_logprobs)
     assert [entry.token_id for entry in found] == tokens[1:]
     for entry, row in zip(found, expected, strict=False):
         order = np.argsort(-row, kind="stable")
@@ -96,7 +96,7 @@ def test_the_whole_vocabulary_of_one_prompt_beside_a_few_of_another(
     for name, count in (("few", 2), ("all", vocab_size), ("none", 0)):
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=count)
         core.add_request(AddRequest(name, token_ids(tokens), params, 0.0), CLIENT)
-    found = {output.request_id: output.prompt_logprobs for output in outputs_of(core)}
+    found = {output.request_id: rows_of(output.prompt_logprobs) for output in outputs_of(core)}
     assert [len(entry.top_token_ids) for entry in found["few"]] == [2] * 29
     assert [len(entry.top_token_ids) for entry in found["none"]] == [0] * 29
     for entry, row in zip(found["all"], expected, strict=False):

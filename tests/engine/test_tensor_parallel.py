@@ -22,7 +22,7 @@ from tessera.engine.collectives.interface import LeftSum, SummedHalf
 from tessera.engine.collectives.rendezvous import LOOK_SECONDS, Rendezvous, _Watch
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, RankError
-from tessera.engine.contract.messages import AddRequest, RequestOutput
+from tessera.engine.contract.messages import AddRequest, RequestOutput, rows_of
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch
@@ -123,7 +123,7 @@ def run(
 
     def collect(output: RequestOutput) -> None:
         found[output.request_id] += [*output.token_ids]
-        work.scores += [entry.logprob for entry in [*(output.prompt_logprobs or []), *(output.logprobs or [])]]
+        work.scores += [entry.logprob for entry in [*rows_of(output.prompt_logprobs or []), *(output.logprobs or [])]]
         work.cached_tokens.setdefault(output.request_id, output.num_cached_tokens)
 
     for name, params in requests.items():

@@ -46,6 +46,7 @@ from tessera.engine.contract.messages import (
     AbortRequests,
     AddEmbedding,
     EmbeddingInfo,
+    PromptScores,
     TokenLogprobs,
     client_decoder,
     client_encoder,
@@ -103,7 +104,7 @@ def test_fault_stalls_log_probabilities_are_what_makes_a_response_large() -> Non
     completion = Completion(text="ab", token_ids=[1, 2], entries=[TokenEntry(scores, 0), TokenEntry(scores, 1)])
     generation = Generation([Choice(0, None, TextOptions())], [], 2)  # type: ignore[arg-type]
     assert num_values(generation, [completion]) == 3 + 2 * 4
-    generation.choices[0].prompt_logprobs = [scores] * 10
+    generation.choices[0].prompt_logprobs = [PromptScores.of([scores] * 5)] * 2
     assert num_values(generation, [completion, Completion()]) == 4 + 12 * 4
 
 

@@ -21,10 +21,12 @@ from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AccountRef,
     AddRequest,
+    PromptScores,
     RequestOutput,
     Sibling,
     TokenIds,
     TokenLogprobs,
+    rows_of,
 )
 from tessera.engine.contract.sampling_params import ROW_PARAMETERS, SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW
@@ -66,7 +68,7 @@ def echo_token(token_ids: np.ndarray[Any, Any]) -> int:
 def score(before: np.ndarray[Any, Any], token_id: int, num_logprobs: int) -> TokenLogprobs:
     """What the fake model says of a prompt's token after these."""
     logprob = -zlib.crc32(before.astype(np.int32).tobytes() + bytes([token_id])) / 2**32
-    return TokenLogprobs(token_id, logprob, 1, list(range(num_logprobs)), [-1.0] * num_logprobs)
+    return TokenLogprobs(token_id, float(np.float32(logprob)), 1, list(range(num_logprobs)), [-1.0] * num_logprobs)
 
 
 def generate(
@@ -223,7 +225,7 @@ class FakeRunner:
         ]
         return np.array(blocks, np.int64) * self.block_size + places % self.block_size
 
-    def _score_prompts(self, batch: StepBatch, contexts: list[np.ndarray[Any, Any]]) -> list[TokenLogprobs]:
+    def _score_prompts(self, batch: StepBatch, contexts: list[np.ndarray[Any, Any]]) -> list[PromptScores]:
         rows = batch.prompt_rows
         if rows is None:
             return []
@@ -231,7 +233,7 @@ class FakeRunner:
         for index, token_id, count in zip(rows.token_indices, rows.next_token_ids, rows.num_logprobs, strict=True):
             row = np.searchsorted(batch.cu_seqlens_q, index, side="right") - 1
             length = batch.context_lens[row] - (batch.cu_seqlens_q[row + 1] - 1 - index)
-            found.append(score(contexts[row][:length], int(token_id), int(count)))
+            found.append(PromptScores.of([score(contexts[row][:length], int(token_id), int(count))]))
         return found
 
     def _read_context(self, batch: StepBatch, row: int) -> np.ndarray[Any, Any]:
@@ -460,7 +462,7 @@ class Harness:
                 self.last_outputs[output.request_id] = output
                 if output.prompt_logprobs is not None:
                     assert output.request_id not in self.prompt_logprobs, "a prompt's logprobs come once"
-                    self.prompt_logprobs[output.request_id] = output.prompt_logprobs
+                    self.prompt_logprobs[output.request_id] = rows_of(output.prompt_logprobs)
                 if output.finish_reason is not None:
                     self.finish_reasons[output.request_id] = output.finish_reason
         self.check_blocks()

@@ -14,7 +14,7 @@ import pytest
 from tessera.app.generate.generation import Choice, TextOptions
 from tessera.app.text.detokenizer import Detokenizer
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs
+from tessera.engine.contract.messages import AddRequest, RequestOutput, TokenLogprobs, rows_of
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, TokenMask
@@ -68,7 +68,8 @@ class Told:
         """-> whether the text has ended, and the engine has not."""
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or []
-        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = rows_of(output.prompt_logprobs)
         self.last = output
         if self.choice is None:
             return False

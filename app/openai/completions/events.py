@@ -12,6 +12,7 @@ from tessera.app.openai.completions.logprobs import Echo, completion_logprobs, e
 from tessera.app.openai.envelope import ChunkOptions, ChunkWriter, CompletionHead
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.engine.contract.errors import RequestError
+from tessera.engine.contract.messages import rows_of
 
 
 class CompletionEvents:
@@ -72,7 +73,7 @@ class CompletionEvents:
         echo = self._echoes[index] if self._echoes is not None else None
         choice = _choice_object(index, echo.text if echo is not None else "")
         if echo is not None and self._num_logprobs is not None:
-            found = self._generation.choices[index].prompt_logprobs
+            found = rows_of(self._generation.choices[index].prompt_logprobs)
             choice["logprobs"] = echo_logprobs(echo, found, self._tokenizer, self._num_logprobs, as_ids=self._names_ids)
         if self._prompt_token_ids is not None:
             choice["prompt_token_ids"] = self._prompt_token_ids[index]
