@@ -38,7 +38,7 @@ _turn = attrgetter("turn")
 
 MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
 MAX_HASHED_BLOCKS = 4096  # of waiting sequences in one step, beyond which no more are looked at: likewise
-MAX_STARTS = 256  # of sequences in one step, some 20 us each
+BLOCKS_OF_A_LOOK = 16  # that any look at a sequence counts as, so that 256 take the whole step's
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -304,7 +304,7 @@ class Scheduler:
         num_known = len(sequence.block_digests)
         shared_blocks = self.block_manager.match_prefix(sequence)
         is_early = self._prefixes.await_longest(sequence, len(shared_blocks))
-        self._num_hashed += len(sequence.block_digests) - num_known
+        self._num_hashed += BLOCKS_OF_A_LOOK + len(sequence.block_digests) - num_known
         return shared_blocks, is_early
 
     def _sort_running(self) -> None:
@@ -416,7 +416,7 @@ class Scheduler:
         num_matched = 0
         if self._adapters is not None:
             self._adapters.begin_pass()
-        while budget > 0 and self._has_seat and len(admitted) < MAX_STARTS:
+        while budget > 0 and self._has_seat:
             if num_matched >= MAX_MATCHED_BLOCKS or self._num_hashed >= MAX_HASHED_BLOCKS:
                 break
             sequence = next(candidates, None)

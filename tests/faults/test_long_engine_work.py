@@ -125,6 +125,22 @@ def test_fault_stalls_a_cached_prefix_is_compared_once_while_its_request_waits(m
     assert engine.last_outputs["second"].num_cached_tokens > 0
 
 
+def test_fault_stalls_only_so_many_waiting_sequences_are_looked_at_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,024 choices took 30 ms of the step in which all of them began to wait for the first."""
+    engine = Harness(num_blocks=256, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=512)
+    monkeypatch.setattr(scheduler, "MAX_HASHED_BLOCKS", 10 * scheduler.BLOCKS_OF_A_LOOK)
+    looked_at: list[Any] = []
+    match = engine.core.block_manager.match_prefix
+    monkeypatch.setattr(
+        engine.core.block_manager, "match_prefix", lambda sequence: looked_at.append(sequence) or match(sequence)
+    )
+    engine.add("first", long_prompt(1, 60), 5, siblings=siblings(50), ignore_eos=True)
+    engine.step()
+    assert len(looked_at) <= 10
+    engine.run()
+    assert len(engine.finish_reasons) == 51
+
+
 @pytest.mark.parametrize("how", ["abort", "end"])
 def test_fault_stalls_blocks_of_many_sequences_are_released_in_several_steps(
     monkeypatch: pytest.MonkeyPatch, how: str
