@@ -59,7 +59,8 @@ THOROUGH = (
     *("engine/speculation/test_promises", "engine/speculation/test_same_tokens"),
     *(f"faults/test_{name}" for name in ("admin_port", "descriptors", "foreign_pages", "full_disk", "overload")),
     *(f"faults/test_{name}" for name in ("processes", "signals", "tool_parsers", "unbounded_numbers")),
-    *("structure/test_docs.py::test_the_site_builds", "structure/test_docs_examples", "structure/test_install"),
+    *("structure/test_bench_placement", "structure/test_docs.py::test_the_site_builds"),
+    *("structure/test_docs_examples", "structure/test_install"),
 )
 OF_SERVERS = "e2e/"  # as thorough, but for these
 SERVERS_TESTED_ALWAYS = ("e2e/test_deploy", "e2e/test_http_streaming", "e2e/test_models", "e2e/test_sdk")

@@ -12,7 +12,6 @@ from tests.support.paths import ROOT
 HALF = "116224 B"  # and a bit more, of an H200's multiprocessor
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "rows", "expected"),
     [
