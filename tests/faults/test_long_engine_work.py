@@ -131,9 +131,12 @@ def test_fault_stalls_only_so_many_waiting_sequences_are_looked_at_in_a_step(mon
     monkeypatch.setattr(scheduler, "MAX_HASHED_BLOCKS", 10 * scheduler.BLOCKS_OF_A_LOOK)
     looked_at: list[Any] = []
     match = engine.core.block_manager.match_prefix
-    monkeypatch.setattr(
-        engine.core.block_manager, "match_prefix", lambda sequence: looked_at.append(sequence) or match(sequence)
-    )
+
+    def counted(sequence: Any) -> Any:
+        looked_at.append(sequence)
+        return match(sequence)
+
+    monkeypatch.setattr(engine.core.block_manager, "match_prefix", counted)
     engine.add("first", long_prompt(1, 60), 5, siblings=siblings(50), ignore_eos=True)
     engine.step()
     assert len(looked_at) <= 10
