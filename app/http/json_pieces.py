@@ -14,18 +14,23 @@ CHARS_OF_A_VALUE = 64
 
 
 class PiecesResponse(Response):
-    """JSON that was written in pieces, and is never copied into one."""
+    """JSON that was written in pieces, and is never copied into one to be sent. Its `body` is empty: see `body_of`."""
 
     def __init__(self, pieces: list[bytes]) -> None:
         length = {"content-length": str(sum(map(len, pieces)))}
         super().__init__(b"", headers=length, media_type="application/json")
-        self._pieces = pieces
+        self.pieces = pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self._pieces:
+        for piece in self.pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def body_of(response: Response) -> bytes:
+    """The whole body of a response that is not streamed, which nobody sends."""
+    return b"".join(response.pieces) if isinstance(response, PiecesResponse) else bytes(response.body)
 
 
 def json_pieces(value: Any) -> list[bytes]:

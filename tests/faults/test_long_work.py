@@ -25,7 +25,7 @@ from tessera.app.generate.completion import Completion, num_values
 from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, MAX_INLINE_IDS, MAX_INLINE_TEXTS, are_small, checked_token_ids
 from tessera.app.http.body import MAX_INLINE_ITEMS, MAX_INLINE_VALUES, built, run_in_turn
-from tessera.app.http.json_pieces import json_pieces
+from tessera.app.http.json_pieces import PiecesResponse, body_of, json_pieces
 from tessera.app.ollama.messages import OllamaMessage, chat_messages
 from tessera.app.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from tessera.app.openai.chat import routes as chat_routes
@@ -428,7 +428,7 @@ def test_fault_stalls_large_json_is_written_in_pieces(monkeypatch: pytest.Monkey
     ]
     for value in values:
         pieces = json_pieces(value)
-        assert b"".join(pieces) == orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+        assert body_of(PiecesResponse(pieces)) == orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
         assert max(len(piece) for piece in pieces if b"xxx" not in piece) < 250
     assert [len(json_pieces(value)) > 1 for value in values] == [True, True, True, False, False]
 

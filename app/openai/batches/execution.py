@@ -19,6 +19,7 @@ from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import keep_for_reading
 from tessera.app.http.dialect import error_object
 from tessera.app.http.errors import InternalError
+from tessera.app.http.json_pieces import body_of
 from tessera.app.openai.batches.input_file import InputLine
 from tessera.app.openai.batches.tables import LineResult, TokenUsage
 from tessera.app.openai.chat.routes import create_chat_completion
@@ -83,7 +84,8 @@ class LineExecutor:
                 await model_for(http_request, body.get("model"))  # it may have to wait for room
                 async with slots:
                     response = await ROUTES[endpoint](http_request)
-                return _result(line.number, request["custom_id"], response.status_code, response.body, _usage(scope))
+                found = body_of(response)
+                return _result(line.number, request["custom_id"], response.status_code, found, _usage(scope))
             except QueueFullError:
                 await asyncio.sleep(RETRY_DELAY)
             except EngineUnavailableError:
@@ -153,7 +155,7 @@ def _failure(number: int, custom_id: str, error: RequestError) -> LineResult:
     return _result(number, custom_id, error.status, orjson.dumps(error_object(error)), TokenUsage())
 
 
-def _result(number: int, custom_id: str, status: int, body: bytes | memoryview, usage: TokenUsage) -> LineResult:
+def _result(number: int, custom_id: str, status: int, body: bytes, usage: TokenUsage) -> LineResult:
     """In OpenAI's form; the response's body as it is."""
     data = (
         b'{"id":"batch_req_%s","custom_id":%s,"response":{"status_code":%d,"request_id":"req_%s","body":%s},"error":null}\n'
