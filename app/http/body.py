@@ -153,7 +153,7 @@ async def built(num_values: int, build: Callable[[], T]) -> T:
 
 
 async def built_json(num_values: int, build: Callable[[], dict[str, Any]]) -> Response:
-    """What `build` makes, as JSON; large ones are built and written in a thread, piece by piece."""
+    """The JSON of what `build` returns; if large, it is built and encoded in a thread, in pieces."""
     if num_values <= MAX_INLINE_VALUES:
         return Response(json_of(build()), media_type="application/json")
     return await built(num_values, lambda: PiecesResponse(json_pieces(build())))

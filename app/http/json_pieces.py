@@ -29,7 +29,7 @@ class PiecesResponse(Response):
 
 
 def body_of(response: Response) -> bytes:
-    """The whole body of a response that is not streamed, which nobody sends."""
+    """The body of a response that is kept instead of sent; not of a stream."""
     return b"".join(response.pieces) if isinstance(response, PiecesResponse) else bytes(response.body)
 
 

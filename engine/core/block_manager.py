@@ -19,7 +19,7 @@ can. `draft_keys` know which blocks a draft model has computed.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import islice
 
 from tessera.engine.contract.block_digests import Digest, sha256
@@ -165,7 +165,7 @@ class BlockManager:
         """Give back the blocks beyond those of the first `num_tokens` tokens, which have not been published."""
         table = sequence.block_table
         while len(table) > self.num_blocks_for(num_tokens):
-            self._dereference(table.pop())
+            self._dereference((table.pop(),))
 
     def publish(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Let others share the full blocks of the first `num_computed_tokens` tokens.
@@ -192,7 +192,7 @@ class BlockManager:
         if withdraw:
             for block in reversed(sequence.block_table):
                 self._withdraw(block)
-                self._dereference(block)
+                self._dereference((block,))
         else:
             self.leaving.append(sequence.block_table)
             self._release_room -= self._drop_references(self._release_room)
@@ -264,7 +264,7 @@ class BlockManager:
         first = len(table) - len(load.slots)
         if load.num_loaded < len(load.slots):
             for block in reversed(table[first + load.num_loaded :]):
-                self._dereference(block)
+                self._dereference((block,))
             del table[first + load.num_loaded :]
             sequence.num_computed_tokens = len(table) * self.block_size
         loaded = [published for published in load.published[: load.num_loaded] if published is not None]
@@ -372,7 +372,7 @@ class BlockManager:
             sequence.block_table[index] = entry.block
             if self.draft_keys is not None and not self.draft_keys.is_complete(entry.block):
                 sequence.num_drafter_tokens = min(sequence.num_drafter_tokens, index * self.block_size)
-            self._dereference(own)
+            self._dereference((own,))
 
     def _take(self) -> int:
         """Pop a free block, or evict a cached one."""
@@ -398,27 +398,23 @@ class BlockManager:
             del self.cached_blocks[block]
         self.reference_counts[block] += 1
 
-    def _dereference(self, block: int) -> None:
-        self.reference_counts[block] -= 1
-        if self.reference_counts[block] == 0:
-            if self.published[block] is None:
-                self.free_blocks.append(block)
-            else:
-                self.cached_blocks[block] = None
+    def _dereference(self, blocks: Iterable[int]) -> None:
+        counts, published = self.reference_counts, self.published
+        for block in blocks:
+            count = counts[block] = counts[block] - 1
+            if count == 0:
+                if published[block] is None:
+                    self.free_blocks.append(block)
+                else:
+                    self.cached_blocks[block] = None
 
     def _drop_references(self, most: int) -> int:
         """Drop at most so many references of sequences that have gone; -> how many."""
-        counts, published, num_dropped = self.reference_counts, self.published, 0
+        num_dropped = 0
         while self.leaving and num_dropped < most:
             table = self.leaving[0]
             first = max(len(table) - (most - num_dropped), 0)
-            for block in reversed(table[first:]):
-                count = counts[block] = counts[block] - 1
-                if count == 0:
-                    if published[block] is None:
-                        self.free_blocks.append(block)
-                    else:
-                        self.cached_blocks[block] = None
+            self._dereference(reversed(table[first:]))
             num_dropped += len(table) - first
             del table[first:]
             if not table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import Request
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 Vectors: TypeAlias = "np.ndarray[Any, np.dtype[np.float32]]"
+
+T = TypeVar("T")
 
 MAX_INPUT_CHARS = 2**20  # of one text, whatever its number of tokens
 MAX_TOTAL_TOKENS = 2**20  # of one request
@@ -89,14 +91,10 @@ class Embeddings:
 
         def encode() -> list[list[int]]:
             inputs = [_encode(model.tokenizer, one, keep, request.add_special_tokens) for one in request.input]
-            for index, token_ids in enumerate(inputs):
-                check_input(token_ids, f"input[{index}]", "input", keep, info)
-            check_total(inputs, "input")
+            check_inputs(inputs, "input[{}]".format, "input", keep, info)
             return inputs
 
-        if are_few(request.input):
-            return encode()
-        return await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
+        return await run_encode(self._served, encode, request.input)
 
     async def embed(
         self,
@@ -153,6 +151,26 @@ def are_few(inputs: Sequence[str | list[int]]) -> bool:
     ids = [one for one in inputs if not isinstance(one, str)]
     num_ids = len(ids) + sum(map(len, ids))
     return num_ids <= MAX_INLINE_IDS and are_small([one for one in inputs if isinstance(one, str)])
+
+
+async def run_encode(served: ServedModel, encode: Callable[[], T], inputs: Sequence[str | list[int]]) -> T:
+    """What `encode` makes of the inputs: on the event loop where that is little, else in a thread."""
+    if are_few(inputs):
+        return encode()
+    return await served.workers.run(encode, timeout=PROMPT_TIMEOUT)
+
+
+def check_inputs(
+    inputs: Sequence[list[int]],
+    place: Callable[[int], str],
+    param: str,
+    keep: int | None,
+    info: EmbeddingInfo | ScorerInfo,
+) -> None:
+    """Each by itself, then all together. `place`: where the request has one of them. Raises as `check_input` does."""
+    for index, token_ids in enumerate(inputs):
+        check_input(token_ids, place(index), param, keep, info)
+    check_total(inputs, param)
 
 
 def check_total(inputs: Sequence[Sequence[int]], param: str) -> None:

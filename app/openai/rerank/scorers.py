@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from fastapi import Request
 
-from tessera.app.generate.prompt import PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
@@ -18,9 +17,10 @@ from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.embedders import (
     EmbeddingModel,
     Embeddings,
-    are_few,
     check_input,
+    check_inputs,
     check_total,
+    run_encode,
     tokens_to_keep,
 )
 from tessera.app.openai.rerank.pairs import PairLimits, cut_texts, encode_pairs
@@ -30,7 +30,6 @@ from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 
 Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,12 +106,10 @@ class Scorers:
         def encode() -> tuple[list[list[int]], list[int]]:
             encoded = encode_pairs(self.tokenizer, scorer.form, [*pairs], limits, request.instruction)
             inputs = [ids for ids, _ in encoded]
-            for index, token_ids in enumerate(inputs):
-                check_input(token_ids, pairs.place(index), pairs.names[1], keep, scorer)
-            check_total(inputs, pairs.names[1])
+            check_inputs(inputs, pairs.place, pairs.names[1], keep, scorer)
             return inputs, [length for _, length in encoded]
 
-        inputs, first_lengths = await self._in_thread(encode, [*pairs.firsts, *pairs.seconds])
+        inputs, first_lengths = await run_encode(self._served, encode, [*pairs.firsts, *pairs.seconds])
         logits = await self._logits(http_request, inputs, first_lengths)
         return Scored(scores_of(logits, scorer, request.use_activation)[:, 0], sum(map(len, inputs)))
 
@@ -129,12 +126,10 @@ class Scorers:
                 text[:keep] if isinstance(text, list) else self._encode(text, keep, request.add_special_tokens)
                 for text in request.input
             ]
-            for index, token_ids in enumerate(inputs):
-                check_input(token_ids, f"input[{index}]", "input", keep, scorer)
-            check_total(inputs, "input")
+            check_inputs(inputs, "input[{}]".format, "input", keep, scorer)
             return inputs
 
-        inputs = await self._in_thread(encode, request.input)
+        inputs = await run_encode(self._served, encode, request.input)
         logits = await self._logits(http_request, inputs, [])
         return Scored(scores_of(logits, scorer, request.use_activation), sum(map(len, inputs)))
 
@@ -176,7 +171,7 @@ class Scorers:
             check_total([*sides[0], *sides[1]], pairs.names[1])
             return sides
 
-        sides = await self._in_thread(encode, [*pairs.firsts, *pairs.seconds])
+        sides = await run_encode(self._served, encode, [*pairs.firsts, *pairs.seconds])
         inputs = [*sides[0], *sides[1]]
         vectors = await self._embed(http_request, model, info, inputs)
         firsts, seconds = vectors[: len(sides[0])], vectors[len(sides[0]) :]
@@ -196,12 +191,6 @@ class Scorers:
         work = self._served.client.embed(inputs, role="scorer", first_lengths=first_lengths, account=account)
         logits = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
         return logits.astype(np.float64)
-
-    async def _in_thread(self, encode: Callable[[], T], inputs: Sequence[str | list[int]]) -> T:
-        """On the event loop where there is little to encode."""
-        if are_few(inputs):
-            return encode()
-        return await self._served.workers.run(encode, timeout=PROMPT_TIMEOUT)
 
     def _encode(self, text: str, keep: int | None, add_special_tokens: bool) -> list[int]:
         return _encode(self.tokenizer, text, keep, add_special_tokens)
