@@ -165,12 +165,9 @@ def test_each_multiprocessor_gets_one_block_of_a_product_behind_a_norm() -> None
     [(4096, 4096, 6144, 14336), (3072, 3072, 5120, 8192), (1024, 2048, 4096, 3072), (8192, 8192, 10240, 28672)],
     ids=["llama-8b", "llama-3b", "qwen3-0.6b", "llama-70b"],
 )
-def test_one_fp8_row_leaves_room_for_neighbours(
-    hidden: int, q_size: int, qkv_size: int, inter: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it shall: of a layer's products without a norm two blocks do not fit a multiprocessor, and one of those
+def test_one_fp8_row_leaves_room_for_neighbours(hidden: int, q_size: int, qkv_size: int, inter: int) -> None:
+    """Of a layer's products without a norm two blocks do not fit a multiprocessor, and one of those
     with a norm fits beside each."""
-    monkeypatch.setattr(fp8, "BESIDE_NEIGHBOURS", True)
     device = LayerDevice()
     ops = CudaOps(cast(CudaDevice, device))
 

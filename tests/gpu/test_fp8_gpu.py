@@ -150,7 +150,7 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
     tokens = 1 if count == 1 else 8 if count <= 8 else 16
     results = []
     try:
-        for size in (*decode.SIZES[tokens], *decode.SIZES_BESIDE_NEIGHBOURS.get(tokens, ())):
+        for size in decode.SIZES[tokens]:
             monkeypatch.setattr(decode, "SIZES", {tokens: (size,)})
             cuda_ops.fp8_kernels.restrict()
             out, gated = poisoned((count, n), bfloat16, device), poisoned((count, n // 2), bfloat16, device)
@@ -178,8 +178,8 @@ def test_room_for_neighbours_changes_no_bits(normed: bool, cuda_ops: CudaOps, mo
     prologue = RMSNorm(norm, 1e-5, empty((1, k), bfloat16, device)) if normed else None
     results = []
     try:
-        for beside in (False, True):
-            monkeypatch.setattr(decode, "BESIDE_NEIGHBOURS", beside)
+        for asked in (decode.asked_bytes, lambda problem, tile, _: tile.shared_bytes(problem.in_features)):
+            monkeypatch.setattr(decode, "asked_bytes", asked)
             cuda_ops.fp8_kernels.restrict()
             cuda_ops.reserve_linear([weight], bfloat16, 1)
             out = poisoned((1, 304), bfloat16, device)
