@@ -116,19 +116,19 @@ class CudaCollectives(Collectives):
     def leaves_sums(self, halves: Sequence[SummedHalf]) -> bool:
         kernels: list[Instantiation] = []
         for half in halves:
-            last = rank_products.plan(self._device, half.last, None)
-            after = rank_products.plan(self._device, half.next, half.activation)
+            last = rank_products.plan(self._device, half.last, None, ends_half=True)
+            after = rank_products.plan(self._device, half.next, half.activation, ends_half=False)
             if not rank_products.LEAVES_SUMS or last is None or after is None or last.features > MOST_LEFT:
                 kernels = []
                 break
-            kernels += [last.sends, after.takes]
+            kernels += [last.kernel, after.kernel]
         if not self.least(len(kernels)):  # ranks may have parts of other sizes
             return False
         self._device.compile(kernels)
         return True
 
     def leave_sum(self, x: Tensor, weight: LinearWeight, half: int, update: Tensor) -> None:
-        product = self._row_product(weight, None)
+        product = self._row_product(weight, None, ends_half=True)
         params = MatmulToRanksParams(
             x=x,
             weight=weight.dense,
@@ -141,7 +141,7 @@ class CudaCollectives(Collectives):
             rank=self.index,
             ranks=self.size,
         )
-        spec, template = product.sends
+        spec, template = product.kernel
         self._launch(spec, template, product.config(self._device), params)
 
     def project_sum(
@@ -154,7 +154,7 @@ class CudaCollectives(Collectives):
         activation: Activation | None,
         out: Tensor,
     ) -> None:
-        product = self._row_product(weight, activation)
+        product = self._row_product(weight, activation, ends_half=False)
         params = MatmulOfRanksParams(
             x=x,
             update=left.update,
@@ -173,11 +173,11 @@ class CudaCollectives(Collectives):
             rank=self.index,
             ranks=self.size,
         )
-        spec, template = product.takes
+        spec, template = product.kernel
         self._launch(spec, template, product.config(self._device), params)
 
-    def _row_product(self, weight: LinearWeight, activation: Activation | None) -> RowProduct:
-        product = rank_products.plan(self._device, weight, activation)
+    def _row_product(self, weight: LinearWeight, activation: Activation | None, *, ends_half: bool) -> RowProduct:
+        product = rank_products.plan(self._device, weight, activation, ends_half=ends_half)
         assert product is not None, "`leaves_sums` was not asked about this product"
         return product
 

@@ -119,44 +119,41 @@ def test_few_wide_rows_take_the_same_slices_of_k(name: str, monkeypatch: pytest.
         assert (slices[0] > 1) == (launched > 1)
 
 
-def test_neighbours_of_a_rank_have_room_beside_each_other() -> None:
-    """The products of one row of Llama 3 8B on each of two GPUs, whose sums over them products take or kernels between
-    them: out, up and gate, down, queries, keys and values."""
-    limits = decode.Limits(132, 227 << 10)
-    sizes = []
-    for features, in_features, gated in (
-        (4096, 2048, False),
-        (7168, 4096, True),
-        (4096, 7168, False),
-        (3072, 4096, False),
-    ):
-        tile = decode.choose_decode_tile(
-            1, features, in_features, limits, gated=gated, normed=False, logits=False, float_range=True
-        )
-        assert tile is not None
-        assert tile.tokens == 1
-        sizes.append(tile.shared_bytes(in_features, normed=False) + RESERVED_BYTES)
-    assert all(one + other <= MULTIPROCESSOR_BYTES for one, other in pairwise(sizes))
+# Features of the result and columns of queries, keys and values, of attention's output, of gate and up, of down.
+LAYERS = {
+    "llama-3b": ((5120, 3072), (3072, 3072), (8192, 3072), (3072, 8192)),
+    "llama-8b": ((6144, 4096), (4096, 4096), (14336, 4096), (4096, 14336)),
+    "gemma-3-4b": ((4096, 2560), (2560, 2048), (10240, 2560), (2560, 10240)),
+    "qwen3-0.6b": ((4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072)),
+    "llama-8b over two": ((3072, 4096), (4096, 2048), (7168, 4096), (4096, 7168)),
+}
 
 
-def test_each_multiprocessor_gets_one_block_of_a_product_behind_a_norm() -> None:
-    """Of Gemma 3 4B's layer two such blocks do not fit one, and a block of the products around each does."""
+@pytest.mark.parametrize(("name", "normed"), [(name, "two" not in name) for name in LAYERS])
+def test_each_multiprocessor_gets_one_block_of_a_product_that_ends_a_half(name: str, normed: bool) -> None:
+    """Two such blocks do not fit one, and a block of the products around each does, logits too. Those of several ranks
+    take a sum instead of a norm."""
+    layer = LAYERS[name]
     limits = decode.Limits(132, 227 << 10)
     sizes = []
-    for features, in_features, gated, normed in (
-        (4096, 2560, False, True),
-        (2560, 2048, False, False),
-        (10240, 2560, True, True),
-        (2560, 10240, False, False),
-        (4096, 2560, False, True),
-    ):
+    for index, (features, in_features) in enumerate((*layer, (128256, layer[0][1]))):
+        ends_half, gated, logits = index in (1, 3), index == 2, index == len(layer)
+        around = index not in (1, 3) and normed
         tile = decode.choose_decode_tile(
-            1, features, in_features, limits, gated=gated, normed=normed, logits=False, float_range=True
+            1,
+            features,
+            in_features,
+            limits,
+            gated=gated,
+            normed=around,
+            logits=logits,
+            float_range=True,
+            ends_half=ends_half,
         )
         assert tile is not None
-        config = tile.config(features, in_features, limits, normed=normed)
+        config = tile.config(features, in_features, limits, normed=around, ends_half=ends_half)
         sizes.append(config.shared_bytes + RESERVED_BYTES)
-        assert not normed or 2 * sizes[-1] > MULTIPROCESSOR_BYTES
+        assert not ends_half or 2 * sizes[-1] > MULTIPROCESSOR_BYTES
     assert all(one + other <= MULTIPROCESSOR_BYTES for one, other in pairwise(sizes))
 
 

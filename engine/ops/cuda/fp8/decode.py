@@ -16,7 +16,8 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Pointer
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
-from tessera.engine.ops.cuda.linear.decode import THREADS, UNIT, WARPS
+from tessera.engine.ops.cuda.linear.decode import THREADS, UNIT, WARPS, cost_of_row
+from tessera.engine.ops.cuda.neighbours import asked_bytes, most_bytes
 from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
 from tessera.engine.tensor import float32
 
@@ -97,19 +98,14 @@ class Fp8DecodeTile:
         return self.shared_bytes(in_features) + beside <= limit
 
 
-# Units and stages by tokens. Of deep rings a multiprocessor has room for one, and for a block of one row's attention
-# beside it: were there room for two, those of the next product could meet wherever attention leaves room first. Short
-# rings are for blocks all of whose weights they hold; there the next products' come meanwhile.
+# Units and stages by tokens. Of deep rings of several rows a multiprocessor has room for one. Short rings are for
+# blocks all of whose weights they hold; there the next products' come meanwhile.
 SIZES = {
     1: ((2, 3), (2, 8), (4, 2), (4, 3), (4, 4), (6, 2), (6, 3)),
     8: ((1, 4), (1, 8), (2, 3), (2, 6), (4, 2), (4, 3), (6, 3), (8, 2)),
     16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2)),
 }
 LOGITS_UNITS = 4
-# Rings of one row leave room for the neighbour's block. A product without a norm, which may follow attention, asks for
-# half of what a multiprocessor has, so that none gets two of its blocks. One behind a norm fits beside it, and follows
-# no other, so that there is room for one block of it. Llama 8B's step: 2,323 us without, 2,260 with (one H200).
-NEIGHBOUR_BYTES = 1280  # that its block takes beside what it asks for, by the driver and as static arrays
 
 
 def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
@@ -117,7 +113,10 @@ def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all."""
+    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all.
+
+    Of a single row that the kernel quantises: the units of which the fewest are empty, beside the neighbour's block.
+    """
     tokens = 1 if problem.from_x else 8 if problem.num_rows <= 8 else 16
     fitting = [
         tile
@@ -126,21 +125,16 @@ def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
     ]
     if not fitting:
         return None
-    if problem.from_x:
-        room = shared_bytes // 2 - (NEIGHBOUR_BYTES if problem.normed else 0)
-        fitting = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room] or fitting
     needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
-    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
+    if problem.from_x:
+        room = most_bytes(shared_bytes, ends_half=problem.ends_half)
+        fitting = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room] or fitting
+        units = min((tile.units for tile in fitting), key=lambda units: cost_of_row(units, needed))
+    else:
+        units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
     rings = [tile for tile in fitting if tile.units == units]
     stages = rings[0].steps(problem.in_features) * ceil_div(needed, units)  # with all weights of a block
     return next((tile for tile in rings if tile.stages >= stages), rings[-1])
-
-
-def asked_bytes(problem: Fp8Problem, tile: Fp8DecodeTile, shared_bytes: int) -> int:
-    """What a launch asks for."""
-    used = tile.shared_bytes(problem.in_features)
-    half = problem.from_x and not problem.normed
-    return max(used, shared_bytes // 2) if half else used
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
@@ -160,7 +154,10 @@ def _accepts(problem: Fp8Problem, device: CudaDevice) -> Fp8DecodeTile | None:
 
 def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operands: Fp8Operands) -> None:
     blocks = min(device.multiprocessors, ceil_div(problem.features, UNIT))
-    config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), asked_bytes(problem, tile, device.max_shared_bytes))
+    shared_bytes = tile.shared_bytes(problem.in_features)
+    if problem.from_x:
+        shared_bytes = asked_bytes(shared_bytes, device.max_shared_bytes, ends_half=problem.ends_half)
+    config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared_bytes)
     params = Fp8DecodeParams(
         x=operands.x,
         norm=operands.norm,

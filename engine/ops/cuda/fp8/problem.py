@@ -68,6 +68,11 @@ class Fp8Problem(NamedTuple):
         return self.weight_rows // 2 if self.gated else self.weight_rows
 
     @property
+    def ends_half(self) -> bool:
+        """As of other products (`LinearProblem.ends_half`)."""
+        return self.accumulates or not (self.normed or self.gated or self.biased)
+
+    @property
     def out_itemsize(self) -> int:
         return 4 if self.out_dtype == "float" else HALF_BYTES
 

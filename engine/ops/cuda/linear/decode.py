@@ -16,6 +16,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, OutT
 from tessera.engine.ops.cuda.candidates import Candidate, Choice
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
+from tessera.engine.ops.cuda.neighbours import asked_bytes, most_bytes
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, SEGMENT, WARP_SIZE, aligned, ceil_div
 from tessera.engine.tensor import bfloat16, float32
 
@@ -108,16 +109,11 @@ class DecodeTile:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows and update."""
         return self.shared_bytes(in_features, normed=normed) + WARPS * (self.tokens + 1) * float32.itemsize <= limit
 
-    def config(self, features: int, in_features: int, limits: Limits, *, normed: bool) -> LaunchConfig:
-        """`features` of the result; a block for each multiprocessor, unless there are fewer units of 8 features.
-
-        One row's product behind a norm asks for more than half of a multiprocessor's shared memory. Where attention
-        was, which has blocks on a few alone, two of its blocks would share one multiprocessor and others have none;
-        the next product would fill those two by two, and so on to the end of the step.
-        """
+    def config(self, features: int, in_features: int, limits: Limits, *, normed: bool, ends_half: bool) -> LaunchConfig:
+        """`features` of the result; a block for each multiprocessor, unless there are fewer units of 8 features."""
         shared_bytes = self.shared_bytes(in_features, normed=normed)
-        if normed and self.tokens == 1:
-            shared_bytes = max(shared_bytes, limits.shared_bytes // 2)
+        if self.tokens == 1:
+            shared_bytes = asked_bytes(shared_bytes, limits.shared_bytes, ends_half=ends_half)
         blocks = min(limits.multiprocessors, ceil_div(features, UNIT))
         return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared_bytes)
 
@@ -137,14 +133,17 @@ WIDE_SIZE = (14, 2, 1)  # units, stages and halves for several rows: they come p
 WIDE_TILES = tuple(DecodeTile(tokens, *WIDE_SIZE) for tokens in TOKENS if tokens > 1)
 TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in SIZES[tokens]), *WIDE_TILES)
 LOGITS_TILES = (*(DecodeTile(tokens, *size) for tokens in TOKENS for size in LOGITS_SIZES), *WIDE_TILES)
-# The shared memory for the product in front or behind, and for what blocks take besides: 14,336 features by 4,096 and
-# 4,096 by 7,168, which 8 B has on each of two GPUs, take 105 and 111 KB. One row's product that leaves as much starts
-# while the one in front still runs, and its weights come while that one's end and its own begin wait for L2.
-NEIGHBOUR_BYTES = 119 << 10
-NARROWER = (4, 3)  # units and stages of such a product
 # Of an attention's products with several rows one leaves room for attention, whose keys are read meanwhile, where its
 # ring goes round no more often than that.
 ROUNDS_BEFORE_ATTENTION = 2
+
+
+LEAST_UNITS = 3  # of one row's tile, where a block has as many: rings of fewer hold too few bytes
+
+
+def cost_of_row(units: int, needed: int) -> tuple[bool, int, int]:
+    """Of tiles for one row, the least is best: of the `needed` units that a block takes, `units` at a time."""
+    return units < min(needed, LEAST_UNITS), ceil_div(needed, units) * units, -units
 
 
 def choose_decode_tile(
@@ -157,37 +156,41 @@ def choose_decode_tile(
     normed: bool,
     logits: bool,
     float_range: bool,
+    ends_half: bool,
 ) -> DecodeTile | None:
     """The variant for a result [num_rows, features], None where this kernel is not for it.
 
     Several rows are normalised in a dtype with the range of a float alone, since what enters the product has
     not been divided by the root of its mean square yet.
     As many units as a block has to do, if they can be taken at once: each time that several rows of x come past, they
-    are read from the L2, which is as much as the weights after a few times. One row stays, so that four units at a time
-    are as good as six, if a neighbour then has room. And where the ring goes round a third stage. The few bytes of a
-    short ring leave room for the next kernel's.
+    are read from the L2, which is as much as the weights after a few times. And where the ring goes round a third
+    stage. The few bytes of a short ring leave room for the next kernel's. One row stays, so that it takes the units
+    of which the fewest are empty, of the tiles that leave room for the neighbour's block, if there are any.
     """
     one = num_rows == 1 and in_features <= MAX_RESIDENT_FEATURES
     if num_rows > MAX_ROWS or (normed and not one and not float_range):
         return None
     tokens = 1 if one else 8 if num_rows <= 8 else 16
     needed = ceil_div(ceil_div(features, UNIT), limits.multiprocessors) * (1 + gated)
-    room = limits.shared_bytes - NEIGHBOUR_BYTES
 
-    fitting = [
-        tile
-        for tile in (LOGITS_TILES if logits else TILES)
-        if tile.tokens == tokens
-        and tile.units % (1 + gated) == 0
-        and tile.fits(in_features, limits.shared_bytes, normed=normed)
-    ]
-    if not fitting:
+    def fitting(shared_bytes: int) -> list[DecodeTile]:
+        return [
+            tile
+            for tile in (LOGITS_TILES if logits else TILES)
+            if tile.tokens == tokens
+            and tile.units % (1 + gated) == 0
+            and tile.fits(in_features, shared_bytes, normed=normed)
+        ]
+
+    beside = fitting(most_bytes(limits.shared_bytes, ends_half=ends_half)) if one else []
+    tiles = beside or fitting(limits.shared_bytes)
+    if not tiles:
         return None
-    units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    narrower = DecodeTile(1, *NARROWER).shared_bytes(in_features, normed=normed) <= room
-    if one and needed > units and not logits and narrower:
-        units = NARROWER[0]
-    short, *deep = [tile for tile in fitting if tile.units == units]
+    if one:
+        units = min((tile.units for tile in tiles), key=lambda units: cost_of_row(units, needed))
+    else:
+        units = next((tile.units for tile in tiles if tile.units >= needed), tiles[-1].units)
+    short, *deep = [tile for tile in tiles if tile.units == units]
     steps = short.steps(in_features) * ceil_div(needed, units)
     before_attention = normed and not one and not gated and not logits
     rounds = ROUNDS_BEFORE_ATTENTION if before_attention else 1
@@ -225,11 +228,13 @@ def _accepts(problem: LinearProblem, device: CudaDevice) -> DecodeTile | None:
         normed=problem.normed,
         logits=problem.logits,
         float_range=problem.dtype == C_TYPE_NAMES[bfloat16],
+        ends_half=problem.ends_half,
     )
 
 
 def _launch(device: CudaDevice, problem: LinearProblem, tile: DecodeTile, operands: LinearOperands) -> None:
-    config = tile.config(problem.features, problem.in_features, limits_of(device), normed=problem.normed)
+    sizes = problem.features, problem.in_features, limits_of(device)
+    config = tile.config(*sizes, normed=problem.normed, ends_half=problem.ends_half)
     added = operands.added
     params = MatmulDecodeParams(
         x=operands.x,

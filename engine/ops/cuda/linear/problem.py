@@ -97,6 +97,11 @@ class LinearProblem(NamedTuple):
         return 2 * self.features if self.gated else self.features
 
     @property
+    def ends_half(self) -> bool:
+        """It is the last product of attention or of an MLP, or, in layers without a norm before, may be."""
+        return self.accumulates or not (self.normed or self.gated or self.biased or self.logits)
+
+    @property
     def gate(self) -> int:
         """As kernels take it: 0 without one."""
         return (GELU_GATE if self.gelu else SILU_GATE) if self.gated else 0

@@ -98,29 +98,33 @@ class RowProduct(NamedTuple):
     Attributes:
         features, in_features: of the result and of the row.
         gate: of an activation; 0 without.
+        ends_half: it sends its part of the sum; else it takes one.
     """
 
     features: int
     in_features: int
     gate: int
+    ends_half: bool
     tile: DecodeTile
 
     @property
-    def sends(self) -> Instantiation:
-        return MATMUL_TO_RANKS, (DTYPE, str(self.tile.units), str(self.tile.stages))
-
-    @property
-    def takes(self) -> Instantiation:
+    def kernel(self) -> Instantiation:
+        tile = DTYPE, str(self.tile.units), str(self.tile.stages)
+        if self.ends_half:
+            return MATMUL_TO_RANKS, tile
         of_warp = self.tile.steps(self.in_features) * self.tile.halves * HALF_K // SEGMENT
         vectors = next(vectors for vectors in VECTORS if of_warp <= vectors * WARP_SIZE)
-        return MATMUL_OF_RANKS, (DTYPE, str(self.tile.units), str(self.tile.stages), str(vectors))
+        return MATMUL_OF_RANKS, (*tile, str(vectors))
 
     def config(self, device: CudaDevice) -> LaunchConfig:
-        return self.tile.config(self.features, self.in_features, limits_of(device), normed=False)
+        sizes = self.features, self.in_features, limits_of(device)
+        return self.tile.config(*sizes, normed=False, ends_half=self.ends_half)
 
 
-def plan(device: CudaDevice, weight: LinearWeight, activation: Activation | None) -> RowProduct | None:
-    """None where these kernels are not for it."""
+def plan(
+    device: CudaDevice, weight: LinearWeight, activation: Activation | None, *, ends_half: bool
+) -> RowProduct | None:
+    """None where these kernels are not for it; one that ends a half sends its part of the sum, others take one."""
     values, bias = weight.dense, weight.bias
     if values is None or values.dtype != bfloat16 or weight.adapters is not None:
         return None
@@ -133,6 +137,14 @@ def plan(device: CudaDevice, weight: LinearWeight, activation: Activation | None
     if features % UNIT or in_features % SEGMENT or not aligned(SEGMENT_BYTES, values):
         return None
     tile = choose_decode_tile(
-        1, features, in_features, limits_of(device), gated=bool(gate), normed=False, logits=False, float_range=True
+        1,
+        features,
+        in_features,
+        limits_of(device),
+        gated=bool(gate),
+        normed=False,
+        logits=False,
+        float_range=True,
+        ends_half=ends_half,
     )
-    return None if tile is None or tile.tokens != 1 else RowProduct(features, in_features, gate, tile)
+    return None if tile is None or tile.tokens != 1 else RowProduct(features, in_features, gate, ends_half, tile)
