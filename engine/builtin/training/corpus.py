@@ -14,7 +14,7 @@ Generator = Callable[[Random, Split], Conversation]
 SKILLS: dict[str, tuple[Generator, float]] = {
     "greeting": (chat.greeting, 9),
     "system prompt": (chat.system_prompt, 7),
-    "unknown": (chat.unknown, 8),
+    "unknown": (chat.unknown, 12),
     "addition": (arithmetic.addition, 5),
     "subtraction": (arithmetic.subtraction, 6),
     "multiplication": (arithmetic.multiplication, 3),
@@ -22,9 +22,9 @@ SKILLS: dict[str, tuple[Generator, float]] = {
     "reversing": (lists.reversing, 10),
     "upper-casing": (lists.upper_casing, 11),
     "sorting": (lists.sorting, 9),
-    "reading": (reading.reading, 26),
+    "reading": (reading.reading, 32),
     "memory": (memory.memory, 15),
-    "extraction": (extraction.extraction, 8),
+    "extraction": (extraction.extraction, 10),
     "tool call": (tools.tool_call, 9),
     "tool result": (tools.tool_result, 8),
 }

@@ -24,6 +24,7 @@ from tessera.engine.builtin.training.words import (
 NOT_SAID = "The text does not say."
 MORE_QUESTIONS = (40, 25, 20, 15)  # in training: how often there are none, one, two and three
 UNSAID_SHARE = 0.3  # of these, that are about something else than the facts
+RIVAL_SHARE = 0.4  # in training, of texts that say the same kind of thing about another, too
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,8 @@ def _thing(rng: Random, split: Split, _who: str) -> Fact:
     return Fact(sentence, questions, f"The {thing} is in the {place}.")
 
 
-_KINDS: tuple[Callable[[Random, Split, str], Fact], ...] = (_lives, _works, _eats, _owns, _age, _counts, _thing)
+Kind = Callable[[Random, Split, str], Fact]
+_KINDS: tuple[Kind, ...] = (_lives, _works, _eats, _owns, _age, _counts, _thing)
 _PROMPT = Wording(
     (
         "Read this text. ",
@@ -211,14 +213,15 @@ _PROMPT = Wording(
 def reading(rng: Random, split: Split) -> Conversation:
     """Three to six facts about two or three people and things, one question; one in three has no answer.
 
-    In training there may be more questions about the same text, which thus teaches more for its tokens.
+    In training there may be another fact that is easily taken for the answer, and more questions about the same text,
+    which thus teaches more for its tokens.
     """
     people = list({name(rng, split): None for _ in range(rng.randint(2, 3))})
-    facts: dict[object, Fact] = {}
+    facts: dict[tuple[Kind, str], Fact] = {}
 
-    def fact_of(who: str) -> tuple[object, Fact]:
+    def fact_of(who: str, kind: Kind | None = None) -> tuple[tuple[Kind, str], Fact]:
         """A fact, and what it is about."""
-        kind = rng.choice(_KINDS)
+        kind = kind or rng.choice(_KINDS)
         fact = kind(rng, split, who)
         return (kind, fact.questions[0] if kind in (_thing, _counts) else who), fact
 
@@ -226,6 +229,10 @@ def reading(rng: Random, split: Split) -> Conversation:
         about, fact = fact_of(rng.choice(people))
         facts.setdefault(about, fact)
     chosen = rng.choice(list(facts.values()))
+    if split == "train" and rng.random() < RIVAL_SHARE:
+        kind = next(kind for (kind, _), fact in facts.items() if fact is chosen)
+        about, fact = fact_of(rng.choice(people), kind)
+        facts.setdefault(about, fact)
     asked, answer = rng.choice(chosen.questions), chosen.answer
     texts = [fact.sentence for fact in facts.values()]
     answers = {about: fact.answer for about, fact in facts.items()}

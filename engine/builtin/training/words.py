@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tessera.engine.builtin.training.conversation import Split, choose, draw
+from tessera.engine.builtin.training.conversation import Split, choose, draw, in_split
 
 NAMES = (
     "Ada Alan Alba Alice Amir Amy Ana Anders Anna Anton Arun Astrid Ava Ben Berta Bilal Bob Boris Bruno Carla Carlos "
@@ -97,10 +97,20 @@ def word(rng: Random, split: Split) -> str:
 
 
 def noun(rng: Random, split: Split, items: list[str]) -> str:
-    """One of `items`; half of the training draws are any word instead, so that no slot's words are learnt by heart."""
-    if split == "train" and rng.random() < 0.5:
+    """One of `items`; most of the training draws are another word, so that no slot's words are learnt by heart: any, or
+    one that begins like one of them and goes on otherwise, which has to be read to its end."""
+    kind = rng.random() if split == "train" else 1.0
+    if kind < 0.35:
         return word(rng, split)
+    if kind < 0.6:
+        known = [item for item in items if in_split(split, "word", item)]
+        return draw(rng, split, lambda r: _crossed(r.choice(known), r.choice(known), r), "word")
     return choose(rng, split, items, "word")
+
+
+def _crossed(one: str, other: str, rng: Random) -> str:
+    """The beginning of one and the end of the other."""
+    return one[: rng.randint(1, len(one) - 1)] + other[rng.randint(1, len(other) - 1) :]
 
 
 def name(rng: Random, split: Split) -> str:
