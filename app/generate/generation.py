@@ -6,7 +6,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -332,16 +331,12 @@ class Generation:
         for stream in self.streams:
             await stream.wait_accepted(deadline - time.monotonic())
 
-    async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Deltas of all choices in order of arrival. The caller calls `abort` in the end.
+    def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Deltas of all choices in order of arrival. The caller closes it, and calls `abort` in the end.
 
-        Raises:
-            RequestError: the engine failed one of the sequences.
+        Raises (the iteration): RequestError: the engine failed one of the sequences.
         """
-        source = self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
-        async with aclosing(source):
-            async for delta in source:
-                yield delta
+        return self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
 
     async def abort(self) -> None:
         """Stop every sequence that has not ended; does nothing when all have."""
