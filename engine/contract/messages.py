@@ -485,7 +485,7 @@ class GpuUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
-    """These sequences are in the queue. Sent for those that have had no output a step after they came.
+    """These sequences are in the queue. Sent for those that have had no output half a second after they came.
 
     Not sent where a grammar is compiled first.
     """

@@ -75,6 +75,7 @@ from tessera.engine.ipc.sockets import has_message
 logger = logging.getLogger("tessera.engine")
 
 FLUSH_MS = 2000  # an exiting engine waits so long for clients to take its last outputs
+CONFIRM_SECONDS = 0.5  # without an output until a client is told that its request waits
 RECEIVE_SECONDS = 0.005  # for messages between two steps; one that has begun is taken to its end
 STDIN_FD = 0
 
@@ -93,7 +94,7 @@ class EngineProcess:
         self._report = report
         self._order: Sleep | WakeUp | None = None  # to be carried out when there is no work
         self._is_asleep = False
-        self._unconfirmed: set[tuple[bytes, str]] = set()  # sequences that came in this turn, with their clients
+        self._unconfirmed: dict[tuple[bytes, str], float] = {}  # sequences without an output, and when they came
         self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
@@ -148,7 +149,6 @@ class EngineProcess:
         """Receive what has come, do a step, and send what it gave."""
         core, metrics = engine.core, self._metrics
         assert metrics is not None
-        unconfirmed, self._unconfirmed = self._unconfirmed, set()
         self._receive(core)
         for clients, text in metrics.take():
             for client, token in clients:
@@ -158,12 +158,11 @@ class EngineProcess:
             self._has_work = True
             for client, outputs in core.step().items():
                 self._send_outputs(core, client, outputs)
-                if unconfirmed or self._unconfirmed:
-                    begun = {(client, output.request_id) for output in outputs}
-                    unconfirmed -= begun
-                    self._unconfirmed -= begun
-        if unconfirmed:
-            self._confirm(unconfirmed)
+                if self._unconfirmed:
+                    for output in outputs:
+                        self._unconfirmed.pop((client, output.request_id), None)
+        if self._unconfirmed:
+            self._confirm()
         self._embed(engine)
 
     def _answer_adapters(self) -> None:
@@ -236,15 +235,21 @@ class EngineProcess:
         with contextlib.suppress(BlockingIOError):  # full, and so already readable
             self._wake_up_sockets[1].send(b"\0")
 
-    def _confirm(self, sequences: set[tuple[bytes, str]]) -> None:
-        """Tell clients that these are in the queue.
+    def _confirm(self) -> None:
+        """Tell clients which sequences have waited for CONFIRM_SECONDS.
 
-        Only those that have had no output a step after they came: an output says the same, and comes as soon for most.
+        The first output says the same. So most are told nothing: each message wakes the app process and makes it send
+        the head of a response on its own, while it has the requests of a burst to read.
         """
+        latest = time.monotonic() - CONFIRM_SECONDS
         by_client: dict[bytes, list[str]] = {}
-        for client, request_id in sequences:
+        for (client, request_id), arrived in self._unconfirmed.items():
+            if arrived > latest:
+                break
             by_client.setdefault(client, []).append(request_id)
         for client, request_ids in by_client.items():
+            for request_id in request_ids:
+                del self._unconfirmed[client, request_id]
             self._send(client, Accepted(request_ids))
 
     def _receive(self, core: Core) -> None:
@@ -271,6 +276,8 @@ class EngineProcess:
                 self._add_embedding(client, message)
             case AbortRequests():
                 core.abort(message.request_ids, client)
+                for request_id in message.request_ids:
+                    self._unconfirmed.pop((client, request_id), None)
                 for embedder in self._engine.embedders.values():
                     embedder.abort(message.request_ids, client)
             case ResetPrefixCache():
@@ -303,7 +310,8 @@ class EngineProcess:
             refusal = EngineError("the engine failed to take this request")
         else:
             if request.sampling_params.grammar is None:
-                self._unconfirmed.update((client, request_id) for request_id in request.request_ids)
+                now = time.monotonic()
+                self._unconfirmed.update({(client, request_id): now for request_id in request.request_ids})
             return
         self._send(client, StepOutputs(self.epoch, [refused(each, refusal) for each in request.request_ids]))
 

@@ -39,7 +39,7 @@ from tessera.engine.contract.messages import (
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc import process as process_module
 from tessera.engine.ipc.loaded_engine import LoadedEngine
-from tessera.engine.ipc.process import RECEIVE_SECONDS, EngineProcess
+from tessera.engine.ipc.process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess
 from tests.support import stub_engine
 from tests.support.fake_client import INFO
 from tests.support.paths import ROOT
@@ -182,17 +182,33 @@ def test_streams_tokens_to_the_client_that_asked(start: Any) -> None:
         assert [output.finish_reason for output in outputs] == [None] * (count - 1) + ["length"]
 
 
-def test_only_a_request_without_an_output_is_told_that_it_was_accepted(start: Any) -> None:
+def test_only_a_request_that_waits_for_half_a_second_is_told_that_it_was_accepted(start: Any) -> None:
     engine = start()
     engine.wait_ready()
     client = engine.client()
     send(client, add("waits", [stub_engine.WAITS]))
-    send(client, add("runs", [1], 50))
-    messages: list[EngineMessage] = []
-    while sum(isinstance(message, StepOutputs) for message in messages) < 50:
+    send(client, add("runs", [1], 100_000))
+    began, confirmations = time.monotonic(), []
+    while time.monotonic() < began + 1.5 * CONFIRM_SECONDS:
         assert client.poll(int(DEADLINE * 1000)), "the engine did not answer in time"
-        messages.append(msgspec.msgpack.decode(client.recv(), type=EngineMessage))
-    assert [message for message in messages if isinstance(message, Accepted)] == [Accepted(["waits"])]
+        message = msgspec.msgpack.decode(client.recv(), type=EngineMessage)
+        if isinstance(message, Accepted):
+            confirmations.append((message.request_ids, time.monotonic() - began))
+    assert [request_ids for request_ids, _ in confirmations] == [["waits"]]
+    assert confirmations[0][1] > 0.9 * CONFIRM_SECONDS
+
+
+def test_a_request_that_was_aborted_is_never_told_that_it_was_accepted(start: Any) -> None:
+    engine = start()
+    engine.wait_ready()
+    client = engine.client()
+    send(client, add("waits", [stub_engine.WAITS]))
+    send(client, AbortRequests(["waits"]))
+    send(client, add("runs", [1], 100_000))
+    end = time.monotonic() + 1.5 * CONFIRM_SECONDS
+    while time.monotonic() < end:
+        assert client.poll(int(DEADLINE * 1000)), "the engine did not answer in time"
+        assert not isinstance(msgspec.msgpack.decode(client.recv(), type=EngineMessage), Accepted)
 
 
 def test_abort_frees_the_request(start: Any) -> None:
