@@ -8,9 +8,9 @@
 // Constants of a variant.
 template <typename Element, typename Result, typename Format, int MAX_TOKENS, int UNITS_A_TILE,
           int RING_STAGES>
-struct BlockVariant : Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, STEP / HALF_K> {
+struct BlockVariant : CompactVariant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, STEP / HALF_K> {
   using F = Format;
-  using Base = Variant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, STEP / HALF_K>;
+  using Base = CompactVariant<Element, Result, MAX_TOKENS, UNITS_A_TILE, RING_STAGES, STEP / HALF_K>;
   static constexpr int ROUNDS = Base::HALVES;
   // Of a stage: the rows of x, then of each unit the pieces of codes and a word of a header for each thread.
   static constexpr int TOKEN_BYTES = Base::RESIDENT ? 0 : Base::GROUPS * ROUNDS * THREADS * 16;
@@ -251,7 +251,7 @@ class BlockConsumer {
     }
   }
 
-  // partial [WARPS][UNITS][GROUPS][8 tokens][UNIT rows].
+  // partial [WARPS][UNITS][GROUPS][8 tokens, or the one][UNIT rows].
   __device__ __forceinline__ void share_sums(float* partial, int num_rows) const {
 #pragma unroll
     for (int p = 0; p < PAIRS; ++p) {
@@ -262,7 +262,8 @@ class BlockConsumer {
           const int token = lane() * 2 + e % 2;
           const int unit = warp_of_thread() * V::UNITS + p * 2 + e / 2;
           if (i * 8 + token < num_rows) {
-            partial[((unit * V::GROUPS + i) * 8 + token) * UNIT + row_of_lane()] = sums_[p][i][e];
+            partial[(unit * V::GROUPS + i) * 2 * V::SUM_LANES + token * UNIT + row_of_lane()] =
+                sums_[p][i][e];
           }
         }
       }

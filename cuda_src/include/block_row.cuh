@@ -41,71 +41,176 @@ __device__ __forceinline__ int2 halves_of_vector(int v) {
   return make_int2(half + even * 2, half + 2 - even * 2);
 }
 
-// Brings eight elements into fixed point: to y the high bytes of elements 0, 4, 1, 5 and 2, 6, 3, 7 of those
-// that `halves_of_vector` names, and the low ones, and of each four vectors to `groups`. Called by a warp,
-// `valid` where there is such a vector; elsewhere `raw` is zeros.
-template <typename T, typename F>
-__device__ __forceinline__ void fix_vector(const uint4& raw, int v, bool valid, uint4* y,
-                                           RowGroupOf<F>* groups) {
-  const Vec<T, SEGMENT> elements = reinterpret_cast<const Vec<T, SEGMENT>&>(raw);
-  float x[SEGMENT], sum = 0.0f, most = 0.0f;
+// Brings eight elements of each of `raw` into fixed point, of vectors `first` + 32 i + lane: to y the high
+// bytes of elements 0, 4, 1, 5 and 2, 6, 3, 7 of those that `halves_of_vector` names, and the low ones, and
+// of each four vectors to `groups`. Called by a warp; there are `vectors`, and beyond them `raw` is zeros.
+// Each step is taken for all of `raw`, so that they hide each other's latency.
+template <typename T, typename F, int COUNT>
+__device__ __forceinline__ void fix_vectors(const uint4 (&raw)[COUNT], int first, int vectors, uint4* y,
+                                            RowGroupOf<F>* groups) {
+  float x[COUNT][SEGMENT], sums[COUNT] = {};
+  unsigned most_bits[COUNT];
 #pragma unroll
-  for (int e = 0; e < SEGMENT; ++e) {
-    x[e] = to_float(elements[e]);
-    sum += x[e];
-    most = fmaxf(most, fabsf(x[e]));
-  }
-  // Magnitudes are in the order of their bits, NaN last.
-  unsigned most_bits = sum == sum ? __float_as_uint(most) : NAN_BITS;
-  sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-  if constexpr (F::GROUPS == 1) sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-  most_bits = max(most_bits, __shfl_xor_sync(FULL_WARP, most_bits, 1));
-  most_bits = max(most_bits, __shfl_xor_sync(FULL_WARP, most_bits, 2));
-  most = __uint_as_float(most_bits);
-  const float inverse = most > LEAST_ELEMENT ? __fdividef(static_cast<float>(MOST_FIXED), most) : 0.0f;
-  // With 128 added, the second byte is the high one, and the first the low one with its sign turned.
-  unsigned fixed[SEGMENT], high[2], low[2];
+  for (int i = 0; i < COUNT; ++i) {
+    const Vec<T, SEGMENT> elements = reinterpret_cast<const Vec<T, SEGMENT>&>(raw[i]);
+    float most = 0.0f;
 #pragma unroll
-  for (int e = 0; e < SEGMENT; ++e) {
-    fixed[e] = __float_as_uint(fmaf(x[e], inverse, ROUNDS_TO_INTEGER + 128.0f));
+    for (int e = 0; e < SEGMENT; ++e) {
+      x[i][e] = to_float(elements[e]);
+      sums[i] += x[i][e];
+      most = fmaxf(most, fabsf(x[i][e]));
+    }
+    // Magnitudes are in the order of their bits, NaN last.
+    most_bits[i] = sums[i] == sums[i] ? __float_as_uint(most) : NAN_BITS;
   }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned begin = __byte_perm(fixed[i * 2], fixed[i * 2 + 4], 0x5140);
-    const unsigned end = __byte_perm(fixed[i * 2 + 1], fixed[i * 2 + 5], 0x5140);
-    low[i] = __byte_perm(begin, end, 0x5410) ^ 0x80808080;
-    high[i] = __byte_perm(begin, end, 0x7632);
+  for (int distance = 1; distance <= 2; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (distance == 1 || F::GROUPS == 1) {
+        sums[i] += __shfl_xor_sync(FULL_WARP, sums[i], distance);
+      }
+      most_bits[i] = max(most_bits[i], __shfl_xor_sync(FULL_WARP, most_bits[i], distance));
+    }
   }
-  if (!valid) return;
-  uint2* const to = reinterpret_cast<uint2*>(IN_PAIRS<F> ? y + v / 2 * 2 : y + v) + (IN_PAIRS<F> ? v % 2 : 0);
-  to[0] = make_uint2(high[0], high[1]);
-  to[IN_PAIRS<F> ? 2 : 1] = make_uint2(low[0], low[1]);
-  RowGroupOf<F>& group = groups[v / 4];
-  if (v % 4 == 0) {
-    group.scale = most_bits < INFINITE_BITS ? most * (1.0f / MOST_FIXED) : __uint_as_float(NAN_BITS);
-    group.sums[0] = sum;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int v = first + i * WARP_SIZE + lane_of_thread();
+    const float most = __uint_as_float(most_bits[i]);
+    const float inverse = most > LEAST_ELEMENT ? __fdividef(static_cast<float>(MOST_FIXED), most) : 0.0f;
+    // With 128 added, the second byte is the high one, and the first the low one with its sign turned.
+    unsigned fixed[SEGMENT], high[2], low[2];
+#pragma unroll
+    for (int e = 0; e < SEGMENT; ++e) {
+      fixed[e] = __float_as_uint(fmaf(x[i][e], inverse, ROUNDS_TO_INTEGER + 128.0f));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const unsigned begin = __byte_perm(fixed[h * 2], fixed[h * 2 + 4], 0x5140);
+      const unsigned end = __byte_perm(fixed[h * 2 + 1], fixed[h * 2 + 5], 0x5140);
+      low[h] = __byte_perm(begin, end, 0x5410) ^ 0x80808080;
+      high[h] = __byte_perm(begin, end, 0x7632);
+    }
+    if (v >= vectors) continue;
+    constexpr bool PAIRED = IN_PAIRS<F>;
+    uint2* const to = reinterpret_cast<uint2*>(PAIRED ? y + v / 2 * 2 : y + v) + (PAIRED ? v % 2 : 0);
+    to[0] = make_uint2(high[0], high[1]);
+    to[PAIRED ? 2 : 1] = make_uint2(low[0], low[1]);
+    RowGroupOf<F>& group = groups[v / 4];
+    if (v % 4 == 0) {
+      group.scale = most_bits[i] < INFINITE_BITS ? most * (1.0f / MOST_FIXED) : __uint_as_float(NAN_BITS);
+      group.sums[0] = sums[i];
+    }
+    if (F::GROUPS == 2 && v % 4 == 2) group.sums[F::GROUPS - 1] = sums[i];
   }
-  if (F::GROUPS == 2 && v % 4 == 2) group.sums[F::GROUPS - 1] = sum;
 }
 
-// Turns this warp's vectors of the row into bytes, in place.
-template <typename T, typename F>
-__device__ __forceinline__ void fix_row(uint4* y, RowGroupOf<F>* groups, int vectors) {
-  const uint2* const halves = reinterpret_cast<const uint2*>(y);
-#pragma unroll 1
-  for (int first = 0; first < vectors; first += WARP_SIZE) {
-    const int v = first + lane_of_thread();
-    uint4 raw = make_uint4(0, 0, 0, 0);
-    __syncwarp();  // a lane reads what its neighbour has written, and writes where that one reads
-    if (v < vectors) {
-      const int2 place = halves_of_vector<F>(v);
-      const uint2 a = halves[place.x], b = halves[place.y];
-      raw = make_uint4(a.x, a.y, b.x, b.y);
-    }
-    __syncwarp();
-    fix_vector<T, F>(raw, v, v < vectors, y, groups);
+// The norm before the product, and the row in fixed point, of which each warp has its steps. BATCH loads of a
+// lane are in flight at once.
+template <typename T, typename F, int NUM_WARPS, int BATCH>
+class RowPrologue {
+  static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
+  static constexpr int TOGETHER = BATCH > 4 ? 2 : 1;       // whose instructions hide each other's latency
+
+ public:
+  // Before earlier kernels have ended.
+  __device__ __forceinline__ RowPrologue(const T* norm, float* sums_of_squares, int in_features, float eps,
+                                         int vectors)
+      : norm_(norm), squares_(sums_of_squares), in_features_(in_features), eps_(eps), vectors_(vectors) {
+    load(norm, 0, gains_);
   }
-}
+
+  // This warp's vectors of the row, 128 elements of every NUM_WARPS * 128.
+  __device__ __forceinline__ void fix(const T* x, uint4* y, RowGroupOf<F>* groups) {
+    float scale = 1.0f, squares = 0.0f;
+    uint4 raw[BATCH];
+    if (norm_ != nullptr && !SCALES_SUMS) {
+#pragma unroll 1
+      for (int first = 0; first < vectors_; first += BATCH * WARP_SIZE) {
+        load(x, first, raw);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) squares = add_squares<T>(squares, raw[i]);
+      }
+      share_squares(squares);
+      __syncthreads();
+      scale = inverse_rms();
+    }
+#pragma unroll 1
+    for (int first = 0; first < vectors_; first += BATCH * WARP_SIZE) {
+      load(x, first, raw);
+      if (first > 0) load(norm_, first, gains_);
+#pragma unroll
+      for (int i = 0; i < BATCH; i += TOGETHER) {
+        if (first + i * WARP_SIZE >= vectors_) break;
+        uint4 some[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; ++j) some[j] = raw[i + j];
+        if (norm_ != nullptr) {
+#pragma unroll
+          for (int j = 0; j < TOGETHER; ++j) {
+            if constexpr (SCALES_SUMS) {
+              squares = add_squares<T>(squares, some[j]);
+              some[j] = multiply_elements<T>(some[j], gains_[i + j]);
+            } else {
+              some[j] = scaled_elements<T>(some[j], gains_[i + j], scale);
+            }
+          }
+        }
+        fix_vectors<T, F>(some, first + i * WARP_SIZE, vectors_, y, groups);
+      }
+    }
+    if (norm_ != nullptr && SCALES_SUMS) share_squares(squares);
+  }
+
+  // What the sums of a tile are multiplied by. Called by a warp.
+  __device__ __forceinline__ float scale_of_sums() const {
+    return norm_ != nullptr && SCALES_SUMS ? inverse_rms() : 1.0f;
+  }
+
+ private:
+  __device__ __forceinline__ void share_squares(float squares) {
+    squares = warp_sum(squares);
+    if (lane_of_thread() == 0) squares_[warp_of_thread()] = squares;
+  }
+  __device__ __forceinline__ float inverse_rms() const {
+    const float sum = warp_sum(lane_of_thread() < NUM_WARPS ? squares_[lane_of_thread()] : 0.0f);
+    return rsqrtf(__fdividef(sum, in_features_) + eps_);
+  }
+
+  // The halves of vectors `first` + 32 i + lane that `fix_vectors` takes together, zeros beyond the row's
+  // end.
+  __device__ __forceinline__ void load(const T* from, int first, uint4 (&raw)[BATCH]) const {
+    constexpr int LANES_K = WARP_SIZE / (STEP / SEGMENT) * NUM_WARPS * STEP;  // from i to i + 1
+    const int2 halves = halves_of_vector<F>(first + lane_of_thread());
+    const int k = element(halves.x), other = element(halves.y);
+    const int end = from == nullptr ? 0 : in_features_;
+    // Without branches, which take longer than loads.
+#pragma unroll
+    for (int i = 0; i < BATCH; ++i) {
+      raw[i] = make_uint4(0, 0, 0, 0);
+      if constexpr (IN_PAIRS<F>) {
+        uint2 a = make_uint2(0, 0), b = make_uint2(0, 0);
+        if (k + i * LANES_K < end) load_past_l1(a, from + k + i * LANES_K);
+        if (k + i * LANES_K < end) load_past_l1(b, from + other + i * LANES_K);
+        raw[i] = make_uint4(a.x, a.y, b.x, b.y);
+      } else {
+        if (k + i * LANES_K < end) load_past_l1(raw[i], from + k + i * LANES_K);
+      }
+    }
+  }
+  // The first one of half a vector of this warp's.
+  static __device__ __forceinline__ int element(int half) {
+    constexpr int HALVES = STEP / SEGMENT * 2;
+    return (half / HALVES * NUM_WARPS + warp_of_thread()) * STEP + half % HALVES * (SEGMENT / 2);
+  }
+
+  const T* const norm_;
+  float* const squares_;  // [NUM_WARPS]
+  const int in_features_;
+  const float eps_;
+  const int vectors_;
+  uint4 gains_[BATCH];
+};
 
 // The row's bytes as a lane gives them to the tensor cores. Of an mma's eight columns, 2t and 2t+1 are the
 // high and low bytes of lane t's elements, and zero where k is another lane's: so the sums of a step's four
@@ -115,7 +220,7 @@ class RowBytes {
   static constexpr int ROUNDS = LANE_ELEMENTS / SEGMENT;
 
  public:
-  // `y`: this warp's, as `fix_vector` leaves it; `zeros`: 64 bytes, for lanes without a column. Both, and
+  // `y`: this warp's, as `fix_vectors` leaves it; `zeros`: 64 bytes, for lanes without a column. Both, and
   // `shared`, at multiples of 64 bytes.
   __device__ __forceinline__ RowBytes(const unsigned char* shared, const uint4* y, const uint4* zeros)
       : shared_(shared) {
@@ -227,7 +332,7 @@ class RowConsumer {
   static constexpr int PAIRS = V::UNITS / 2;
 
  public:
-  // What `fix_row` leaves of this warp's.
+  // What `RowPrologue` leaves of this warp's.
   __device__ __forceinline__ RowConsumer(const unsigned char* shared, const uint4* y,
                                          const RowGroupOf<F>* groups, const uint4* zeros)
       : bytes_(shared, y, zeros), groups_(groups + lane_of_thread() % 4) {}
@@ -261,7 +366,7 @@ class RowConsumer {
         sum += __shfl_xor_sync(FULL_WARP, sum, 1);
         sum += __shfl_xor_sync(FULL_WARP, sum, 2);
         const int place = warp_of_thread() * V::UNITS + pairs_.unit(p, i);
-        if (lane_of_thread() % 4 == 0) partial[place * V::GROUPS * 8 * UNIT + row_of_lane()] = sum;
+        if (lane_of_thread() % 4 == 0) partial[place * UNIT + row_of_lane()] = sum;
       }
     }
   }

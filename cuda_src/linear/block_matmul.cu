@@ -5,6 +5,8 @@
 #include "block_row.cuh"
 #include "generated/block_matmul.cuh"
 
+constexpr int FIXED_BATCH = 8;  // of the one row: vectors that a lane has on their way at once
+
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; gated and with a
 // norm as `matmul_decode_kernel` has it. The weight's elements are those of `dequantize_blocks_kernel` in T.
 //   in:  x [num_rows, in_features] T, num_rows <= TOKENS; norm [in_features] T or null; bias [out_features] T
@@ -24,41 +26,44 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     block_matmul_kernel(BLOCK_MATMUL_PARAMS(T, Out)) {
   using V = BlockVariant<T, Out, F, TOKENS, UNITS, STAGES>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
+  constexpr bool IN_FIXED_POINT = V::RESIDENT && HAS_INTEGERS<F>;
   __shared__ float sums_of_squares[WARPS][TOKENS];
   const BlockUnits<UNITS> units(out_features, gated);
   const WarpSteps<V> steps(in_features);
   const BlockSteps<V> row(in_features);
   float2* const partial = reinterpret_cast<float2*>(shared_memory + STAGES * V::STAGE_BYTES);
-  uint4* const gains = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * WARP_SIZE) +
-                       warp_of_thread() * steps.vectors;
-  uint4* const y = gains + WARPS * steps.vectors;  // this warp's vectors of the one resident row
+  uint4* const rows = reinterpret_cast<uint4*>(partial + WARPS * UNITS * V::GROUPS * V::SUM_LANES);
+  // This warp's vectors of the one resident row, and of the norm's weight, which none in fixed point needs.
+  uint4* const y = rows + warp_of_thread() * steps.vectors;
+  uint4* const gains = y + (IN_FIXED_POINT || !V::RESIDENT ? 0 : WARPS * steps.vectors);
   using Group = RowGroupOf<F>;
-  Group* const groups = reinterpret_cast<Group*>(y + (WARPS - warp_of_thread()) * steps.vectors) +
-                        warp_of_thread() * (steps.vectors / 4);
+  Group* const groups =
+      reinterpret_cast<Group*>(rows + WARPS * steps.vectors) + warp_of_thread() * (steps.vectors / 4);
   __shared__ __align__(64) uint4 zeros[4];
-  constexpr bool IN_FIXED_POINT = V::RESIDENT && HAS_INTEGERS<F>;
 
+  const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};
+  RowPrologue<T, F, WARPS, FIXED_BATCH> fixed_row(IN_FIXED_POINT ? norm : nullptr, &sums_of_squares[0][0],
+                                                  in_features, eps, steps.vectors);
+  if constexpr (!IN_FIXED_POINT) prologue.load_gains(steps);
   BlockProducer<V> producer(shared_memory, units, row, steps.count, x, codes, headers, num_rows, in_features,
                             gated);
-  const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};
-  prologue.load_gains(steps);
   producer.fill_weights();
+  if constexpr (IN_FIXED_POINT) {
+    if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+  }
   if (!followed) let_next_kernel_start();
   if (!follows) wait_for_earlier_kernels();
   if (followed) let_next_kernel_start();
-  if constexpr (V::RESIDENT) {
+  if constexpr (IN_FIXED_POINT) {
+    fixed_row.fix(x, y, groups);
+  } else if constexpr (V::RESIDENT) {
     prologue.load_row(x, y, steps);
-    if constexpr (IN_FIXED_POINT) fix_row<T, F>(y, groups, steps.vectors);
   } else {
     producer.fill_x();
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
-  if constexpr (IN_FIXED_POINT) {
-    if (threadIdx.x < 4) zeros[threadIdx.x] = make_uint4(0, 0, 0, 0);
-    __syncthreads();
-  } else {
-    __syncwarp();  // y and gains are there for all lanes
-  }
+  __syncwarp();  // y and gains are there for all lanes
   auto consumer = ConsumerFor<V, IN_FIXED_POINT>::make(shared_memory, y, groups, zeros);
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {

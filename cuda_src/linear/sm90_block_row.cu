@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
   const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps,
                                     codes_map, headers_map, stages);
   if (warp_of_thread() < stages) producer.start(warp_of_thread(), warp_of_thread());
-  RowPrologue<T, F> prologue(norm, shared.squares, in_features, eps, steps.vectors);
+  RowPrologue<T, F, ROW_WARPS, 4> prologue(norm, shared.squares, in_features, eps, steps.vectors);
   if (!follows) wait_for_earlier_kernels();
   // Not before: while blocks of an earlier kernel end, two of the next one's could come to share a
   // multiprocessor and leave none to another.
