@@ -34,10 +34,12 @@ class PackedFormat(WeightFormat, abstract=True):
         planes: how the bits of an integer are split, lowest first: of 8, 4, 2 and 1. Each plane of a step lies lane
             after lane.
         span: elements that a header is for, a step or two.
+        scale_elements: elements that share a scale, or 32 of those that do.
     """
 
     kernel_type: ClassVar[str]
     planes: ClassVar[tuple[int, ...]]
+    scale_elements: ClassVar[int] = 32
     tensor_names = ("codes", "headers")
 
     def __init_subclass__(cls, *, abstract: bool = False) -> None:

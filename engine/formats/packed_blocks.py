@@ -28,11 +28,12 @@ class PackedBlockFormat(PackedFormat, abstract=True):
 
     type: ClassVar[TensorType]
 
-    def __init_subclass__(cls, *, type: str, planes: tuple[int, ...]) -> None:
+    def __init_subclass__(cls, *, type: str, planes: tuple[int, ...], scale_elements: int = 32) -> None:
         cls.name = f"packed_{type.lower()}"
         cls.kernel_type = type
         cls.type = TYPES[type]
         cls.planes = planes
+        cls.scale_elements = scale_elements
         super().__init_subclass__()
 
     @property
@@ -100,11 +101,11 @@ class PackedQ8_0Format(PackedBlockFormat, type="Q8_0", planes=(8,)):
     pass
 
 
-class PackedQ2_KFormat(PackedBlockFormat, type="Q2_K", planes=(2,)):
+class PackedQ2_KFormat(PackedBlockFormat, type="Q2_K", planes=(2,), scale_elements=16):
     pass
 
 
-class PackedQ3_KFormat(PackedBlockFormat, type="Q3_K", planes=(2, 1)):
+class PackedQ3_KFormat(PackedBlockFormat, type="Q3_K", planes=(2, 1), scale_elements=16):
     pass
 
 
@@ -116,7 +117,7 @@ class PackedQ5_KFormat(PackedBlockFormat, type="Q5_K", planes=(4, 1)):
     pass
 
 
-class PackedQ6_KFormat(PackedBlockFormat, type="Q6_K", planes=(4, 2)):
+class PackedQ6_KFormat(PackedBlockFormat, type="Q6_K", planes=(4, 2), scale_elements=16):
     pass
 
 

@@ -71,6 +71,10 @@ class Launch(NamedTuple):
             return tile.shared_bytes(self.params.in_features, normed=self.normed)
         if self.spec is fp8.FP8_DECODE:
             return fp8.Fp8DecodeTile(*map(int, self.template[2:5])).shared_bytes(self.params.in_features)
+        if self.spec is blocks.BLOCK_MATMUL:
+            block_tile = blocks.BlockTile(*map(int, self.template[3:]))
+            format = KERNEL_FORMATS[self._argument("F")]
+            return block_tile.shared_bytes(format, self.params.in_features, normed=self.normed)
         if self.spec is sm90_row.SM90_BLOCK_ROW:
             format = KERNEL_FORMATS[self._argument("F")]
             return sm90_row.shared_bytes(format, self.params.in_features, self.params.stages)

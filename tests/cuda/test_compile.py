@@ -38,7 +38,7 @@ from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.lora.kernels import SM90_ADAPTED_MATMUL
 from tessera.engine.ops.cuda.moe.blocks import EXPERT_BLOCK_MATMUL
-from tessera.engine.ops.cuda.quant import sm90_row
+from tessera.engine.ops.cuda.quant import fixed_row
 from tessera.engine.ops.cuda.quant.product import BLOCK_MATMUL, TILES
 from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS
 from tessera.engine.ops.cuda.quant.sm90_product import SM90_BLOCK_MATMUL
@@ -315,7 +315,7 @@ def test_all_instantiations_are_compiled_for_some_architecture() -> None:
         assert {spec for spec in training.SPECS if spec.supports(arch)} <= {spec for spec, _ in pairs_for(arch)}
     for sampled in BLOCK_PRODUCTS:
         place = sampled.template.index("F")
-        without = sm90_row.NO_INTEGERS if sampled is SM90_BLOCK_ROW else ()
+        without = fixed_row.NO_INTEGERS if sampled is SM90_BLOCK_ROW else ()
         formats = {name for name in KERNEL_FORMATS if not name.startswith(without)}
         assert {template[place] for spec, template in compiled if spec is sampled} == formats
     for arch in DTYPE_OF_ARCH:

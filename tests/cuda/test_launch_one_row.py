@@ -16,7 +16,7 @@ from tessera.engine.formats import KERNEL_FORMATS, Fp8Format, LinearWeight, Weig
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.fp8 import decode as fp8
 from tessera.engine.ops.cuda.linear import decode
-from tessera.engine.ops.cuda.quant import product, sm90_row, sm90_rows
+from tessera.engine.ops.cuda.quant import fixed_row, product, sm90_row, sm90_rows
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty
 from tests.bench import block_kernels
@@ -24,8 +24,8 @@ from tests.cuda.test_launch_attention import Launch, check_params
 from tests.cuda.test_launch_sm90_matmul import Sm90Device
 
 MULTIPROCESSOR_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10
-STATIC_BYTES = 128  # of `fp8_decode_kernel`, at most
-FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.NO_INTEGERS)]
+STATIC_BYTES = 128  # of `fp8_decode_kernel` and `block_matmul_kernel`, at most
+FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(fixed_row.NO_INTEGERS)]
 PRODUCTS = 5  # of a layer
 
 
@@ -83,6 +83,19 @@ def test_each_multiprocessor_gets_one_block_of_a_product(name: str, monkeypatch:
         assert 2 * size_of(launch) > MULTIPROCESSOR_BYTES
     for one, other in ((2, 3), (3, 4), (4, 0), (0, 1)):
         assert size_of(chain[one]) + size_of(chain[other]) <= MULTIPROCESSOR_BYTES
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Int4Group128"])
+def test_copies_leave_room_for_neighbours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of one product on each multiprocessor, beside one of the product before or behind it; of Q4_K_M the last
+    product of some layers is in Q6_K."""
+    sizes = [size_of(launch) + STATIC_BYTES for launch in layer_launches(name, monkeypatch)[PRODUCTS:]]
+    plain, normed = [sizes[2], sizes[4]], [sizes[0], sizes[1], sizes[3]]
+    assert all(2 * size > MULTIPROCESSOR_BYTES for size in plain)
+    assert max(normed) + max(plain) <= MULTIPROCESSOR_BYTES
+    if name == "Q4_K":
+        in_q6_k = layer_launches("Q6_K", monkeypatch)[PRODUCTS - 1]
+        assert max(normed) + size_of(in_q6_k) <= MULTIPROCESSOR_BYTES
 
 
 def test_codes_of_few_bits_come_by_copies() -> None:

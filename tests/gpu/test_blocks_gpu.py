@@ -18,7 +18,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.models.weights import quantised_source, stream
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product, sm90_row, sm90_rows
+from tessera.engine.ops.cuda.quant import fixed_row, product, sm90_fragments, sm90_product, sm90_row, sm90_rows
 from tessera.engine.ops.cuda.quant.sm90_fragments import SM90_BLOCK_FRAGMENTS
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
@@ -204,7 +204,7 @@ def test_every_tile(tile: product.BlockTile, rows: int, cuda_ops: CudaOps, monke
     assert_close(gated.numpy(), reference.silu_mul(reference.matmul(x, numbers)), bfloat16, roundings=2)
 
 
-ROW_FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(sm90_row.NO_INTEGERS)]
+ROW_FORMATS = [name for name in KERNEL_FORMATS if not name.startswith(fixed_row.NO_INTEGERS)]
 
 
 @pytest.mark.parametrize("ring_bytes", [1, 200 << 10])

@@ -7,9 +7,9 @@ integers (see `cuda_src/include/block_row.cuh`), and differs from the same row a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -19,6 +19,13 @@ from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.quant import slices as sliced
 from tessera.engine.ops.cuda.quant import sm90_fragments, sm90_product, sm90_row, sm90_rows, turn
+from tessera.engine.ops.cuda.quant.fixed_row import (
+    NEIGHBOUR_BYTES,
+    asked_bytes,
+    has_integers,
+    neighbours_room,
+    row_bytes,
+)
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
@@ -56,10 +63,11 @@ declare_header("block_matmul", __name__, params=(BlockMatmulParams,))
 WARPS = 8  # of a block, as decode_product.cuh has them
 THREADS = WARPS * WARP_SIZE
 UNIT = 8  # rows of the weight that one tensor-core instruction takes
+ROW_SUM_LANES = 4  # of a warp that have sums of a single row
 STEP = 128  # elements of each row that a warp takes at a time
 VECTOR_BYTES = 16
 STEP_VECTORS = STEP * HALF_BYTES // VECTOR_BYTES
-GROUP, MOST_GROUP_BYTES = 32, 16  # elements of the one row that share a scale, and what is kept of them
+SUM_BYTES = 8  # of two sums of a warp
 BLOCK_RESERVED_BYTES = 1024  # of a multiprocessor's shared memory, by the driver, for each block
 MAX_RESIDENT_FEATURES = 32768  # of the one row that a block keeps in shared memory
 
@@ -80,21 +88,30 @@ class BlockTile:
         return (dtype, out_dtype, format.kernel_type, str(self.tokens), str(self.units), str(self.stages))
 
     def shared_bytes(self, format: PackedFormat, in_features: int, *, normed: bool) -> int:
-        """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any."""
+        """Dynamic shared memory of a block; a single row of x stays in it, and so does the norm of any, unless the row
+        is in fixed point."""
         resident = self.tokens == 1
         groups = ceil_div(self.tokens, 8)
         of_tokens = 0 if resident else groups * STEP_VECTORS // 4 * VECTOR_BYTES
         of_unit = (format.lane_words + 1) * 4
         ring = self.stages * THREADS * (of_tokens + self.units * of_unit)
-        partial = WARPS * self.units * groups * WARP_SIZE * 8
+        sums = WARPS * self.units * groups * (ROW_SUM_LANES if resident else WARP_SIZE) * SUM_BYTES
         columns = ceil_div(in_features, STEP * WARPS) * WARPS * STEP
-        groups = columns // GROUP * MOST_GROUP_BYTES if resident else 0
-        return ring + partial + (2 if resident else int(normed)) * columns * HALF_BYTES + groups
+        if resident and has_integers(format):
+            return ring + sums + row_bytes(format, columns)
+        return ring + sums + (2 if resident else int(normed)) * columns * HALF_BYTES
 
     def fits(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
         """Whether a block has this much shared memory, with the sums of squares of each warp's rows."""
         needed = self.shared_bytes(format, in_features, normed=normed) + WARPS * self.tokens * float32.itemsize
         return self.blocks * (needed + BLOCK_RESERVED_BYTES) <= limit + BLOCK_RESERVED_BYTES
+
+    def leaves_room(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
+        """Whether a long ring and blocks of a single row's products before and behind it fit a multiprocessor."""
+        used = self.shared_bytes(format, in_features, normed=normed)
+        room = neighbours_room(limit, normed=normed)
+        shares = self.blocks * (used + NEIGHBOUR_BYTES) <= room + NEIGHBOUR_BYTES
+        return shares and self.stages >= LONG_STAGES and (normed or self.blocks == 1)
 
 
 TILES: dict[int, tuple[BlockTile, ...]] = {
@@ -103,6 +120,7 @@ TILES: dict[int, tuple[BlockTile, ...]] = {
     16: (BlockTile(16, 4, 2, 2), BlockTile(16, 4, 3), BlockTile(16, 2, 3, 2), BlockTile(16, 2, 2)),
     32: (BlockTile(32, 4, 2), BlockTile(32, 2, 2)),
 }
+LONG_STAGES = 4
 MAX_ROWS_TMA = 16  # up to here the weight comes by TMA from sm_90 on, where the kernels that do so have room for x
 MIN_ROWS_SM90 = 17  # from here on sm_90a multiplies by wgmma
 MAX_ROWS_SM90 = 512  # more take longer than a dequantised copy of the weight
@@ -111,24 +129,30 @@ MOST_DEQUANTISED = 1 << 28  # elements; of a larger weight, a table of embedding
 
 
 class BlockProblem(NamedTuple):
-    """What the choice of a variant depends on; `dtype` is a C name."""
+    """What the choice of a variant depends on; `dtype` is a C name. No product follows one that gives `logits`."""
 
     num_rows: int
     in_features: int
     dtype: str
     normed: bool
+    logits: bool
 
 
 def choose_tile(problem: BlockProblem, format: PackedFormat, shared_limit: int) -> BlockTile | None:
     """The variant that takes most rows at once, None where no variant fits.
 
-    Several rows are normalised in a dtype with the range of a float alone, as by `matmul_decode_kernel`.
+    Several rows are normalised in a dtype with the range of a float alone, as by `matmul_decode_kernel`. Of a single
+    row the rings of neighbours lie beside each other, where there is such a variant.
     """
     if problem.normed and problem.num_rows > 1 and problem.dtype != C_TYPE_NAMES[bfloat16]:
         return None
     wanted = next((tokens for tokens in TILES if tokens >= problem.num_rows), max(TILES))
     if wanted == 1 and problem.in_features > MAX_RESIDENT_FEATURES:
         wanted = 8
+    if wanted == 1 and not problem.logits:
+        for tile in TILES.get(1, ()):
+            if tile.leaves_room(format, problem.in_features, shared_limit, normed=problem.normed):
+                return tile
     for tokens in sorted((tokens for tokens in TILES if 1 < tokens <= wanted or tokens == wanted), reverse=True):
         for tile in TILES[tokens]:
             if tile.fits(format, problem.in_features, shared_limit, normed=problem.normed):
@@ -183,7 +207,6 @@ def launch_block_product(
     num_rows, in_features = x.shape
     if norm is None and _launch_many_rows(device, operands, gated=gated, accumulates=accumulates):
         return True
-    problem = BlockProblem(num_rows, in_features, cuda_type(x.dtype), norm is not None)
     formats = [part.format for part in weight.parts if isinstance(part.format, PackedFormat)]
     if num_rows > MAX_ROWS and not takes_any_rows(weight):
         return False
@@ -197,10 +220,11 @@ def launch_block_product(
     odd = any(part.shape[0] % (4 if gated else 2) for part in weight.parts)
     if addresses % VECTOR_BYTES or out.pointer % (2 * out.dtype.itemsize) or odd:
         return False
+    problem = BlockProblem(num_rows, in_features, cuda_type(x.dtype), norm is not None, out.dtype == float32)
     tiles = [choose_tile(problem, format, device.max_shared_bytes) for format in formats]
     if None in tiles:
         return False
-    starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
+    starts = itertools.accumulate((part.shape[0] for part in weight.parts), initial=0)
     side_by_side = len(formats) > 1 and (
         num_rows == 1
         or all(sm90_rows.supports(device, format, num_rows, in_features, normed=norm is not None) for format in formats)
@@ -221,7 +245,7 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
         return False
     if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
         return False
-    starts = list(accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
+    starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
     turned = None if room is None or num_rows < sm90_fragments.MIN_TURNED_ROWS else turn.place_of(x, room)
     products = [
         Sm90Operands(
@@ -283,6 +307,8 @@ def _launch(
     # A second block of each multiprocessor pays where all have tiles to do.
     blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
     shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
+    if tile.tokens == blocks == 1:
+        shared_bytes = asked_bytes(shared_bytes, device.max_shared_bytes, accumulates=accumulates)
     config = LaunchConfig((min(device.multiprocessors * blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
     params = BlockMatmulParams(
         x=x[rows],
@@ -314,14 +340,16 @@ def kernels_of(weight: LinearWeight, dtype: str, device: CudaDevice) -> set[Inst
     if dtype == C_TYPE_NAMES[float32]:
         return set()
     outs = (dtype, C_TYPE_NAMES[float32])
-    problems = [BlockProblem(rows, weight.shape[1], dtype, normed) for rows in TILES for normed in (False, True)]
+    problems = [
+        BlockProblem(rows, weight.shape[1], dtype, normed, logits)
+        for rows, normed, logits in itertools.product(TILES, (False, True), (False, True))
+    ]
     formats = {part.format for part in weight.parts if isinstance(part.format, PackedFormat)}
     kernels: set[Instantiation] = {
-        (BLOCK_MATMUL, tile.template(dtype, out, format))
+        (BLOCK_MATMUL, tile.template(dtype, outs[problem.logits], format))
         for format in formats
         for problem in problems
         if (tile := choose_tile(problem, format, device.max_shared_bytes)) is not None
-        for out in outs
     }
     if sm90_row.SM90_BLOCK_ROW.supports(device.arch):
         for format in formats:

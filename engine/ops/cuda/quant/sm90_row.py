@@ -13,7 +13,8 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import SWIZZLE_BYTES, lines_map, words_map
 from tessera.engine.formats import KERNEL_FORMATS, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div
+from tessera.engine.ops.cuda.quant.fixed_row import WORD_BYTES, asked_bytes, has_integers, row_bytes
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, WARP_SIZE, ceil_div
 from tessera.engine.tensor import Tensor, float32
 
 
@@ -57,12 +58,10 @@ declare_header(
 THREADS = ROW_WARPS * WARP_SIZE
 UNIT, TILE_ROWS = 8, 16  # of the weight
 STEP = 128  # elements of each row that a warp takes at a time
-GROUP, WORD_BYTES, COPY_BYTES = 32, 4, 16
-HALVES_BYTES = 16  # of the scale and the sums of 32 elements, at most
+COPY_BYTES = 16
 RING_BYTES = 80 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
-NO_INTEGERS = ("Fp8", "Nf4")  # kernel types whose values are none
 MIN_BITS = 6  # of a code: below, `block_matmul_kernel` is what is chosen
 
 
@@ -71,7 +70,7 @@ def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool
     spans = ceil_div(in_features, format.span)
     return (
         SM90_BLOCK_ROW.supports(device.arch)
-        and _has_integers(format)
+        and has_integers(format)
         and spans * format.header_words * WORD_BYTES % COPY_BYTES == 0
         and spans * format.span * format.lane_words // 8 % SWIZZLE_BYTES == 0
         and shared_bytes(format, in_features, MIN_STAGES) <= device.max_shared_bytes
@@ -81,10 +80,6 @@ def supports(device: CudaDevice, format: PackedFormat, in_features: int) -> bool
 def is_chosen(device: CudaDevice, format: PackedFormat, in_features: int) -> bool:
     """Whether a single row is multiplied by this kernel."""
     return format.lane_words >= MIN_BITS and supports(device, format, in_features)
-
-
-def _has_integers(format: PackedFormat) -> bool:
-    return not format.kernel_type.startswith(NO_INTEGERS)
 
 
 def _codes_bytes(format: PackedFormat) -> int:
@@ -105,19 +100,7 @@ def stage_bytes(format: PackedFormat) -> int:
 def shared_bytes(format: PackedFormat, in_features: int, stages: int) -> int:
     """Dynamic shared memory of a block: the ring, the row in fixed point, and `RowShared`."""
     columns = ceil_div(in_features, ROW_WARPS * STEP) * ROW_WARPS * STEP
-    row = columns * HALF_BYTES + columns // GROUP * HALVES_BYTES
-    return stages * stage_bytes(format) + row + ROW_SHARED_BYTES
-
-
-def asked_bytes(format: PackedFormat, in_features: int, stages: int, shared_limit: int, *, accumulates: bool) -> int:
-    """What a launch asks for, so that each multiprocessor gets one of its blocks.
-
-    A product without a residual stream follows one that left the same room on all multiprocessors, and needs no more
-    than it uses. One with it may follow attention, which has blocks on a few alone: it asks for more than half, or two
-    of its blocks would share an idle multiprocessor, and the next product's be left those that have none.
-    """
-    used = shared_bytes(format, in_features, stages)
-    return max(used, shared_limit // 2) if accumulates else used
+    return stages * stage_bytes(format) + row_bytes(format, columns) + ROW_SHARED_BYTES
 
 
 def count_stages(format: PackedFormat, in_features: int, shared_limit: int) -> int:
@@ -154,7 +137,8 @@ def launch(
     stages = count_stages(part.format, in_features, device.max_shared_bytes)
     tiles = ceil_div(features, TILE_ROWS)
     grid = min(device.multiprocessors * BLOCKS, tiles)
-    asked = asked_bytes(part.format, in_features, stages, device.max_shared_bytes, accumulates=accumulates)
+    used = shared_bytes(part.format, in_features, stages)
+    asked = asked_bytes(used, device.max_shared_bytes, accumulates=accumulates)
     config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), asked)
     params = Sm90BlockRowParams(
         x=x,
@@ -177,7 +161,7 @@ def launch(
 def kernels_of(format: PackedFormat, dtype: str) -> set[Instantiation]:
     """All that products by a weight of this format launch for elements of this C type."""
     outs = (dtype, C_TYPE_NAMES[float32])
-    return {(SM90_BLOCK_ROW, (dtype, out, format.kernel_type)) for out in outs if _has_integers(format)}
+    return {(SM90_BLOCK_ROW, (dtype, out, format.kernel_type)) for out in outs if has_integers(format)}
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
