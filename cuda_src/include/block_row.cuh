@@ -110,24 +110,32 @@ __device__ __forceinline__ void fix_vectors(const uint4 (&raw)[COUNT], int first
 template <typename T, typename F, int NUM_WARPS, int BATCH>
 class RowPrologue {
   static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
-  static constexpr int TOGETHER = BATCH > 4 ? 2 : 1;       // whose instructions hide each other's latency
+  static constexpr int LANES_K = WARP_SIZE / (STEP / SEGMENT) * NUM_WARPS * STEP;
+  static constexpr int TOGETHER = BATCH > 4 ? 2 : 1;  // whose instructions hide each other's latency
 
  public:
   // Before earlier kernels have ended.
-  __device__ __forceinline__ RowPrologue(const T* norm, float* sums_of_squares, int in_features, float eps,
-                                         int vectors)
+  __device__ __forceinline__ RowPrologue(const T* x, const T* norm, float* sums_of_squares, int in_features,
+                                         float eps, int vectors)
       : norm_(norm), squares_(sums_of_squares), in_features_(in_features), eps_(eps), vectors_(vectors) {
-    load(norm, 0, gains_);
+    const int2 halves = halves_of_vector<F>(lane_of_thread());
+    const int k = element(halves.x);
+    to_other_ = element(halves.y) - k;
+    left_ = in_features - k;
+    x_ = reinterpret_cast<unsigned long long>(x + k);
+    asm volatile("" : "+l"(x_), "+r"(left_));  // else they are computed when earlier kernels have ended
+    load(norm + k, norm == nullptr ? 0 : left_, gains_);
   }
 
   // This warp's vectors of the row, 128 elements of every NUM_WARPS * 128.
-  __device__ __forceinline__ void fix(const T* x, uint4* y, RowGroupOf<F>* groups) {
+  __device__ __forceinline__ void fix(uint4* y, RowGroupOf<F>* groups) {
+    const T* const x = reinterpret_cast<const T*>(x_);
     float scale = 1.0f, squares = 0.0f;
     uint4 raw[BATCH];
     if (norm_ != nullptr && !SCALES_SUMS) {
 #pragma unroll 1
       for (int first = 0; first < vectors_; first += BATCH * WARP_SIZE) {
-        load(x, first, raw);
+        load(x + passed(first), left_ - passed(first), raw);
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) squares = add_squares<T>(squares, raw[i]);
       }
@@ -137,8 +145,10 @@ class RowPrologue {
     }
 #pragma unroll 1
     for (int first = 0; first < vectors_; first += BATCH * WARP_SIZE) {
-      load(x, first, raw);
-      if (first > 0) load(norm_, first, gains_);
+      load(x + passed(first), left_ - passed(first), raw);
+      if (first > 0 && norm_ != nullptr) {
+        load(norm_ + (in_features_ - left_) + passed(first), left_ - passed(first), gains_);
+      }
 #pragma unroll
       for (int i = 0; i < BATCH; i += TOGETHER) {
         if (first + i * WARP_SIZE >= vectors_) break;
@@ -177,24 +187,23 @@ class RowPrologue {
     return rsqrtf(__fdividef(sum, in_features_) + eps_);
   }
 
-  // The halves of vectors `first` + 32 i + lane that `fix_vectors` takes together, zeros beyond the row's
-  // end.
-  __device__ __forceinline__ void load(const T* from, int first, uint4 (&raw)[BATCH]) const {
-    constexpr int LANES_K = WARP_SIZE / (STEP / SEGMENT) * NUM_WARPS * STEP;  // from i to i + 1
-    const int2 halves = halves_of_vector<F>(first + lane_of_thread());
-    const int k = element(halves.x), other = element(halves.y);
-    const int end = from == nullptr ? 0 : in_features_;
-    // Without branches, which take longer than loads.
+  // Elements from this lane's vector v % 32 to its vector v.
+  static __device__ __forceinline__ int passed(int v) { return v / WARP_SIZE * LANES_K; }
+
+  // The halves of every 32nd vector that `fix_vectors` takes together, zeros beyond `left` elements. Without
+  // branches, which take longer than loads.
+  __device__ __forceinline__ void load(const T* from, int left, uint4 (&raw)[BATCH]) const {
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
+      const T* const place = from + i * LANES_K;
       raw[i] = make_uint4(0, 0, 0, 0);
       if constexpr (IN_PAIRS<F>) {
         uint2 a = make_uint2(0, 0), b = make_uint2(0, 0);
-        if (k + i * LANES_K < end) load_past_l1(a, from + k + i * LANES_K);
-        if (k + i * LANES_K < end) load_past_l1(b, from + other + i * LANES_K);
+        if (i * LANES_K < left) load_past_l1(a, place);
+        if (i * LANES_K < left) load_past_l1(b, place + to_other_);
         raw[i] = make_uint4(a.x, a.y, b.x, b.y);
       } else {
-        if (k + i * LANES_K < end) load_past_l1(raw[i], from + k + i * LANES_K);
+        if (i * LANES_K < left) load_past_l1(raw[i], place);
       }
     }
   }
@@ -209,6 +218,8 @@ class RowPrologue {
   const int in_features_;
   const float eps_;
   const int vectors_;
+  unsigned long long x_;  // of this lane's first half of a vector
+  int left_, to_other_;   // elements from there to the row's end and to the other half
   uint4 gains_[BATCH];
 };
 

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   __shared__ __align__(64) uint4 zeros[4];
 
   const NormPrologue<V> prologue = {norm, gains, sums_of_squares, in_features, eps};
-  RowPrologue<T, F, WARPS, FIXED_BATCH> fixed_row(IN_FIXED_POINT ? norm : nullptr, &sums_of_squares[0][0],
+  RowPrologue<T, F, WARPS, FIXED_BATCH> fixed_row(x, IN_FIXED_POINT ? norm : nullptr, &sums_of_squares[0][0],
                                                   in_features, eps, steps.vectors);
   if constexpr (!IN_FIXED_POINT) prologue.load_gains(steps);
   BlockProducer<V> producer(shared_memory, units, row, steps.count, x, codes, headers, num_rows, in_features,
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   if (!follows) wait_for_earlier_kernels();
   if (followed) let_next_kernel_start();
   if constexpr (IN_FIXED_POINT) {
-    fixed_row.fix(x, y, groups);
+    fixed_row.fix(y, groups);
   } else if constexpr (V::RESIDENT) {
     prologue.load_row(x, y, steps);
   } else {

@@ -291,7 +291,9 @@ def _launch(
     if x.shape[0] <= MAX_ROWS_TMA and rows == slice(0, x.shape[0]):
         if x.shape[0] == 1 and sm90_row.is_chosen(device, part.format, in_features):
             row = sm90_row.RowOperands(x, norm, part, bias, place, eps)
-            sm90_row.launch(device, row, *types, gated=gated, accumulates=accumulates, follows=follows)
+            sm90_row.launch(
+                device, row, *types, gated=gated, accumulates=accumulates, followed=followed, follows=follows
+            )
             return
         few = sm90_rows.RowsOperands(x, norm, part, bias, place, out.shape[1], eps)
         if sm90_rows.supports(device, part.format, x.shape[0], in_features, normed=norm is not None):

@@ -31,6 +31,7 @@ class Sm90BlockRowParams(NamedTuple):
     eps: Float32
     accumulate: Int32
     gated: Int32
+    begins_next: Int32
     follows: Int32
 
 
@@ -62,6 +63,9 @@ COPY_BYTES = 16
 RING_BYTES = 80 << 10  # wanted of the ring: more is in flight, less leaves room for the next kernel's
 MIN_STAGES = 2
 BLOCKS = 1  # of a multiprocessor
+# Whether the next kernel starts beside the end of the one before. Then its ring fills while this one waits for that and
+# for x, but where there is room for two of its blocks, these may come to share a multiprocessor. Not measured.
+BEGINS_NEXT = False
 MIN_BITS = 6  # of a code: below, `block_matmul_kernel` is what is chosen
 
 
@@ -128,9 +132,10 @@ def launch(
     *,
     gated: bool,
     accumulates: bool,
+    followed: bool = False,
     follows: bool = False,
 ) -> None:
-    """Submit the product; `supports` has said that it can."""
+    """Submit the product; `supports` has said that it can. `followed` and `follows` as of `sm90_rows.launch`."""
     x, norm, part, bias, out, eps = operands
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape
@@ -153,6 +158,7 @@ def launch(
         eps=eps,
         accumulate=accumulates,
         gated=gated,
+        begins_next=BEGINS_NEXT and not followed,
         follows=follows,
     )
     device.launch(SM90_BLOCK_ROW, (dtype, out_dtype, part.format.kernel_type), config, params)
