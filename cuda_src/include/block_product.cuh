@@ -42,6 +42,7 @@ template <typename V>
 class BlockProducer {
   using T = typename V::T;
   using F = typename V::F;
+  static constexpr int WORD = 4;  // bytes
 
  public:
   __device__ __forceinline__ BlockProducer(unsigned char* ring, const BlockUnits<V::UNITS>& units,
@@ -58,13 +59,19 @@ class BlockProducer {
         in_features_(in_features),
         gated_(gated),
         ring_(shared_address(ring)),
-        unit_codes_(UNIT * row.count * F::STEP_WORDS),
-        unit_headers_(UNIT * row.spans * F::HEADER_WORDS),
-        codes_from_(codes),
-        headers_from_(headers) {
-    const long long rows = gated ? units.features - (V::UNITS / 2 - 1) * UNIT : UNIT;
-    middle_codes_ = rows * row.count * F::STEP_WORDS;
-    middle_headers_ = rows * row.spans * F::HEADER_WORDS;
+        row_codes_(row.count * F::STEP_WORDS * WORD),
+        row_headers_(row.spans * F::HEADER_WORDS * WORD) {
+    measure_units();
+  }
+
+  // Where the rest of a lane's rows lie. Called once more behind what takes many registers: the compiler
+  // keeps what it does not know how to compute again.
+  __device__ __forceinline__ void measure_units() {
+    const int rows = gated_ ? units_.features - (V::UNITS / 2 - 1) * UNIT : UNIT;
+    unit_codes_ = UNIT * row_codes_, unit_headers_ = UNIT * row_headers_;
+    middle_codes_ = static_cast<long long>(rows) * row_codes_;
+    middle_headers_ = static_cast<long long>(rows) * row_headers_;
+    asm volatile("" : "+r"(unit_codes_), "+r"(unit_headers_), "+l"(middle_codes_), "+l"(middle_headers_));
   }
 
   __device__ __forceinline__ void fill_weights() {
@@ -104,14 +111,16 @@ class BlockProducer {
       const int unit = units_.begin + tile_ * units_.a_tile;
       const int row = unit * UNIT + row_of_lane();
       const int warp = warp_of_thread();
-      codes_from_ = codes_ + (static_cast<long long>(row) * row_.count + warp) * F::STEP_WORDS;
-      headers_from_ = headers_ +
-                      (static_cast<long long>(row) * row_.spans + warp / F::STEPS_A_SPAN) * F::HEADER_WORDS +
-                      max(word, 0);
+      codes_from_ = reinterpret_cast<const unsigned char*>(codes_) +
+                    static_cast<long long>(row) * row_codes_ +
+                    (warp * F::STEP_WORDS + first_piece<F>(lane)) * WORD;
+      headers_from_ = reinterpret_cast<const unsigned char*>(headers_) +
+                      static_cast<long long>(row) * row_headers_ +
+                      (warp / F::STEPS_A_SPAN * F::HEADER_WORDS + max(word, 0)) * WORD;
       tile_units_ = min(min(units_.end - unit, units_.a_tile), ceil_div(units_.features - row, UNIT));
     }
-    const unsigned* codes = codes_from_ + step_ * (WARPS * F::STEP_WORDS);
-    const unsigned* header = headers_from_ + step_ * (WARPS / F::STEPS_A_SPAN * F::HEADER_WORDS);
+    const unsigned char* codes = codes_from_ + step_ * (WARPS * F::STEP_WORDS * WORD);
+    const unsigned char* header = headers_from_ + step_ * (WARPS / F::STEPS_A_SPAN * F::HEADER_WORDS * WORD);
     const bool in_row = BlockSteps<V>::of_warp(step_) < row_.count;
     const int low_units = in_row ? tile_units_ : 0;
     const int high_units = in_row ? tile_units_ + (gated_ ? V::UNITS / 2 : 0) : 0;
@@ -125,12 +134,12 @@ class BlockProducer {
       const bool valid = u < (u < V::UNITS / 2 ? low_units : high_units);
       const unsigned to = stage + u * V::UNIT_BYTES;
       constexpr int FIRST = FIRST_WORDS<F>, SECOND = SECOND_WORDS<F>;
-      copy_async<FIRST * 4>(to + threadIdx.x * FIRST * 4, codes + first_piece<F>(lane), valid);
+      copy_async<FIRST * WORD>(to + threadIdx.x * FIRST * WORD, codes, valid);
       if constexpr (SECOND > 0) {
-        copy_async<SECOND * 4>(to + THREADS * FIRST * 4 + threadIdx.x * SECOND * 4,
-                               codes + second_piece<F>(lane), valid);
+        copy_async<SECOND * WORD>(to + THREADS * FIRST * WORD + threadIdx.x * SECOND * WORD,
+                                  codes + (second_piece<F>(lane) - first_piece<F>(lane)) * WORD, valid);
       }
-      copy_async<4>(to + THREADS * F::LANE_WORDS * 4 + threadIdx.x * 4, header, valid && word >= 0);
+      copy_async<WORD>(to + THREADS * F::LANE_WORDS * WORD + threadIdx.x * WORD, header, valid && word >= 0);
     }
   }
 
@@ -168,12 +177,14 @@ class BlockProducer {
   int tile_ = 0;
   int step_ = 0;
   int slot_ = 0;
-  const int unit_codes_, unit_headers_;  // words from a unit to the next,
-  long long middle_codes_,
-      middle_headers_;            // and to that in the middle of a tile: gated, the first of the ups
-  const unsigned* codes_from_;    // of this lane's row of the tile's first unit, at this warp's first step
-  const unsigned* headers_from_;  // the word that this lane copies
-  int tile_units_ = 0;            // units of the tile in which this lane has a row
+  const int row_codes_, row_headers_;  // bytes of a row
+  int unit_codes_, unit_headers_;      // from a unit to the next,
+  // and to that in the middle of a tile: gated, the first of the ups.
+  long long middle_codes_, middle_headers_;
+  // Of this lane's row of the tile's first unit, at this warp's first step, and the word that this lane
+  // copies.
+  const unsigned char *codes_from_ = nullptr, *headers_from_ = nullptr;
+  int tile_units_ = 0;  // units of the tile in which this lane has a row
 };
 
 // This lane's codes of its row of a unit of a stage, and the record of its quad's scales.

@@ -123,23 +123,24 @@ class RowPrologue {
     to_other_ = element(halves.y) - k;
     left_ = in_features - k;
     x_ = reinterpret_cast<unsigned long long>(x + k);
-    asm volatile("" : "+l"(x_), "+r"(left_));  // else they are computed when earlier kernels have ended
+    // Else they are computed when earlier kernels have ended.
+    asm volatile("" : "+l"(x_), "+r"(left_), "+r"(vectors_));
     load(norm + k, norm == nullptr ? 0 : left_, gains_);
   }
 
   // This warp's vectors of the row, 128 elements of every NUM_WARPS * 128.
   __device__ __forceinline__ void fix(uint4* y, RowGroupOf<F>* groups) {
     const T* const x = reinterpret_cast<const T*>(x_);
-    float scale = 1.0f, squares = 0.0f;
+    float scale = 1.0f;
     uint4 raw[BATCH];
     if (norm_ != nullptr && !SCALES_SUMS) {
 #pragma unroll 1
       for (int first = 0; first < vectors_; first += BATCH * WARP_SIZE) {
         load(x + passed(first), left_ - passed(first), raw);
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) squares = add_squares<T>(squares, raw[i]);
+        for (int i = 0; i < BATCH; ++i) sum_ = add_squares<T>(sum_, raw[i]);
       }
-      share_squares(squares);
+      share_sum();
       __syncthreads();
       scale = inverse_rms();
     }
@@ -159,7 +160,7 @@ class RowPrologue {
 #pragma unroll
           for (int j = 0; j < TOGETHER; ++j) {
             if constexpr (SCALES_SUMS) {
-              squares = add_squares<T>(squares, some[j]);
+              sum_ = add_squares<T>(sum_, some[j]);
               some[j] = multiply_elements<T>(some[j], gains_[i + j]);
             } else {
               some[j] = scaled_elements<T>(some[j], gains_[i + j], scale);
@@ -169,7 +170,11 @@ class RowPrologue {
         fix_vectors<T, F>(some, first + i * WARP_SIZE, vectors_, y, groups);
       }
     }
-    if (norm_ != nullptr && SCALES_SUMS) share_squares(squares);
+  }
+
+  // After the first tile's last step, so that nothing waits for it.
+  __device__ __forceinline__ void share_squares() const {
+    if (norm_ != nullptr && SCALES_SUMS) share_sum();
   }
 
   // What the sums of a tile are multiplied by. Called by a warp.
@@ -178,8 +183,8 @@ class RowPrologue {
   }
 
  private:
-  __device__ __forceinline__ void share_squares(float squares) {
-    squares = warp_sum(squares);
+  __device__ __forceinline__ void share_sum() const {
+    const float squares = warp_sum(sum_);
     if (lane_of_thread() == 0) squares_[warp_of_thread()] = squares;
   }
   __device__ __forceinline__ float inverse_rms() const {
@@ -217,9 +222,10 @@ class RowPrologue {
   float* const squares_;  // [NUM_WARPS]
   const int in_features_;
   const float eps_;
-  const int vectors_;
+  int vectors_;
   unsigned long long x_;  // of this lane's first half of a vector
   int left_, to_other_;   // elements from there to the row's end and to the other half
+  float sum_ = 0.0f;      // of this lane's squares
   uint4 gains_[BATCH];
 };
 

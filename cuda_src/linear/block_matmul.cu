@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     if (norm != nullptr) copy_async_wait<2 * STAGES>();
   }
   __syncwarp();  // y and gains are there for all lanes
+  producer.measure_units();
   auto consumer = ConsumerFor<V, IN_FIXED_POINT>::make(shared_memory, y, groups, zeros);
 #pragma unroll 1
   for (int tile = 0; tile < units.num_tiles; ++tile) {
@@ -84,7 +85,9 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     }
 
     if (tile > 0) __syncthreads();  // the partial sums of the tile before may still be in use
-    if constexpr (!V::RESIDENT && V::SCALES_SUMS) {
+    if constexpr (IN_FIXED_POINT) {
+      if (tile == 0) fixed_row.share_squares();
+    } else if constexpr (!V::RESIDENT && V::SCALES_SUMS) {
       if (norm != nullptr && tile == 0) consumer.share_squares(sums_of_squares);
     }
     consumer.share_sums(reinterpret_cast<float*>(partial), num_rows);

@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
       if (lane_of_thread() == 0) barrier_arrive(&shared.empty[place.slot]);
       place.advance();
     }
+    if (tile == 0) prologue.share_squares();
     float* const sums = shared.partial[sums_place.slot];
     items.share(sums);
     __syncwarp();
