@@ -105,13 +105,16 @@ __device__ __forceinline__ void fix_vectors(const uint4 (&raw)[COUNT], int first
   }
 }
 
-// The norm before the product, and the row in fixed point, of which each warp has its steps. BATCH loads of a
-// lane are in flight at once.
+// The norm before the product, and the row in fixed point, of which each warp has its steps: of the first
+// ones at once, of the others before the first tile takes them, so that weights come meanwhile. BATCH loads
+// of a lane are in flight at once.
 template <typename T, typename F, int NUM_WARPS, int BATCH>
 class RowPrologue {
   static constexpr bool SCALES_SUMS = has_float_range<T>;  // the norm's root divides the sums
-  static constexpr int LANES_K = WARP_SIZE / (STEP / SEGMENT) * NUM_WARPS * STEP;
-  static constexpr int TOGETHER = BATCH > 4 ? 2 : 1;  // whose instructions hide each other's latency
+  static constexpr int TOGETHER = BATCH > 4 ? 2 : 1;       // whose instructions hide each other's latency
+  static constexpr int STEP_VECTORS = STEP / SEGMENT;
+  static constexpr int LANES_K = WARP_SIZE / STEP_VECTORS * NUM_WARPS * STEP;
+  static constexpr int STEPS_AT_ONCE = TOGETHER * WARP_SIZE / STEP_VECTORS;
 
  public:
   // Before earlier kernels have ended.
@@ -128,8 +131,9 @@ class RowPrologue {
     load(norm + k, norm == nullptr ? 0 : left_, gains_);
   }
 
-  // This warp's vectors of the row, 128 elements of every NUM_WARPS * 128.
-  __device__ __forceinline__ void fix(uint4* y, RowGroupOf<F>* groups) {
+  // This warp's vectors of the row, 128 elements of every NUM_WARPS * 128: those of the first STEPS_AT_ONCE
+  // in fixed point, the others as they are.
+  __device__ __forceinline__ void take(uint4* y, RowGroupOf<F>* groups) {
     const T* const x = reinterpret_cast<const T*>(x_);
     float scale = 1.0f;
     uint4 raw[BATCH];
@@ -155,21 +159,35 @@ class RowPrologue {
         if (first + i * WARP_SIZE >= vectors_) break;
         uint4 some[TOGETHER];
 #pragma unroll
-        for (int j = 0; j < TOGETHER; ++j) some[j] = raw[i + j];
-        if (norm_ != nullptr) {
-#pragma unroll
-          for (int j = 0; j < TOGETHER; ++j) {
-            if constexpr (SCALES_SUMS) {
-              sum_ = add_squares<T>(sum_, some[j]);
-              some[j] = multiply_elements<T>(some[j], gains_[i + j]);
-            } else {
-              some[j] = scaled_elements<T>(some[j], gains_[i + j], scale);
-            }
-          }
+        for (int j = 0; j < TOGETHER; ++j) some[j] = normalised(raw[i + j], gains_[i + j], scale);
+        if (i == 0 && first == 0) {
+          fix_vectors<T, F>(some, 0, vectors_, y, groups);
+          continue;
         }
-        fix_vectors<T, F>(some, first + i * WARP_SIZE, vectors_, y, groups);
+#pragma unroll
+        for (int j = 0; j < TOGETHER; ++j) {
+          const int v = first + (i + j) * WARP_SIZE + lane_of_thread();
+          if (v < vectors_) y[v] = some[j];
+        }
       }
     }
+    __syncwarp();
+  }
+
+  // Before a step of the first tile, one after the other.
+  __device__ __forceinline__ void fix_until(int step, uint4* y, RowGroupOf<F>* groups) {
+    if (step < fixed_steps_) return;
+    const int first = fixed_steps_ * STEP_VECTORS;
+    uint4 some[TOGETHER];
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j) {
+      const int v = first + j * WARP_SIZE + lane_of_thread();
+      some[j] = v < vectors_ ? y[v] : make_uint4(0, 0, 0, 0);
+    }
+    __syncwarp();  // a lane writes where its neighbour reads
+    fix_vectors<T, F>(some, first, vectors_, y, groups);
+    __syncwarp();
+    fixed_steps_ += STEPS_AT_ONCE;
   }
 
   // After the first tile's last step, so that nothing waits for it.
@@ -183,6 +201,12 @@ class RowPrologue {
   }
 
  private:
+  __device__ __forceinline__ uint4 normalised(const uint4& raw, const uint4& gains, float scale) {
+    if (norm_ == nullptr) return raw;
+    if constexpr (!SCALES_SUMS) return scaled_elements<T>(raw, gains, scale);
+    sum_ = add_squares<T>(sum_, raw);
+    return multiply_elements<T>(raw, gains);
+  }
   __device__ __forceinline__ void share_sum() const {
     const float squares = warp_sum(sum_);
     if (lane_of_thread() == 0) squares_[warp_of_thread()] = squares;
@@ -226,6 +250,7 @@ class RowPrologue {
   unsigned long long x_;  // of this lane's first half of a vector
   int left_, to_other_;   // elements from there to the row's end and to the other half
   float sum_ = 0.0f;      // of this lane's squares
+  int fixed_steps_ = STEPS_AT_ONCE;
   uint4 gains_[BATCH];
 };
 

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
   if (!follows) wait_for_earlier_kernels();
   if (followed) let_next_kernel_start();
   if constexpr (IN_FIXED_POINT) {
-    fixed_row.fix(y, groups);
+    fixed_row.take(y, groups);
   } else if constexpr (V::RESIDENT) {
     prologue.load_row(x, y, steps);
   } else {
@@ -79,6 +79,9 @@ __global__ void __launch_bounds__(THREADS, TOKENS <= 16 ? 2 : 1)
     }
 #pragma unroll 1
     for (int step = 0; step < steps.count; ++step) {
+      if constexpr (IN_FIXED_POINT) {
+        if (tile == 0) fixed_row.fix_until(step, y, groups);
+      }
       consumer.take_step(shared_memory, y, prologue, step, tile == 0);
       producer.refill();
       consumer.advance();

@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
   if (begins_next) let_next_kernel_start();
   if (!follows) wait_for_earlier_kernels();
   if (!begins_next) let_next_kernel_start();
-  prologue.fix(y, groups);
-  __syncwarp();
+  prologue.take(y, groups);
 
   RowItems<F> items(shared_memory, y, groups, shared.zeros, steps);
   RowEpilogue<T, Out, F> epilogue(tiles, bias, out, accumulate, gated);
@@ -59,6 +58,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
         producer.refill(item - 1, place);
         refills_in += ROW_WARPS;
       }
+      if (tile == 0) prologue.fix_until(part, y, groups);
       barrier_wait(&shared.full[place.slot], place.parity);
       items.take(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS, part);
       __syncwarp();

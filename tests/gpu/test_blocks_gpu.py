@@ -235,6 +235,30 @@ def test_one_row_by_tma(name: str, ring_bytes: int, cuda_ops: CudaOps, monkeypat
     assert_close(out.numpy(), 2 * expected, bfloat16, roundings=2)
 
 
+@pytest.mark.parametrize("by_tma", [False, True])
+@pytest.mark.parametrize(("name", "dtype"), [("Q4_K", bfloat16), ("Q6_K", bfloat16), ("Q4_K", float16)])
+def test_a_wide_row(
+    name: str, dtype: np.dtype[Any], by_tma: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes into fixed point in several parts, of which the last has fewer steps, by TMA not for all warps."""
+    format, rows, columns = KERNEL_FORMATS[name], 24, 36 * 256
+    if by_tma and not sm90_row.supports(cuda_ops.device, format, columns):
+        pytest.skip("the kernel needs sm_90")
+    monkeypatch.setattr(sm90_row, "MIN_BITS", 0 if by_tma else 1 << 10)
+    weight, exact = mixed_weight(cuda_ops.device, dtype, [format.name], [rows], columns)
+    x, norm = random_array(20, (1, columns), dtype, 1 / 64), random_array(22, (columns,), dtype)
+    device_x, device_norm = (from_numpy(array, cuda_ops.device) for array in (x, norm))
+    logits, out, normed = (
+        poisoned((1, width), kind, cuda_ops.device)
+        for width, kind in ((rows, float32), (rows, float32), (columns, dtype))
+    )
+    cuda_ops.linear(device_x, weight, out=logits)
+    assert (np.abs(logits.numpy() - x.astype(np.float64) @ exact.T) <= fixed_point_bound(x, exact)).all()
+    cuda_ops.linear(device_x, weight, prologue=RMSNorm(device_norm, 1e-5, normed), out=out)
+    after_norm = reference.rmsnorm(x, norm, 1e-5).astype(dtype)
+    assert_close(out.numpy(), reference.matmul(after_norm, exact), dtype, roundings=2)
+
+
 @pytest.mark.parametrize("m", [2, 8, 13])
 @pytest.mark.parametrize("name", list(KERNEL_FORMATS))
 def test_few_rows_by_tma(name: str, m: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
