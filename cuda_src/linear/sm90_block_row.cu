@@ -12,14 +12,14 @@
 //        accumulate
 // Layout: x, norm, codes and headers 16-byte aligned; rows of codes multiples of 128 bytes, of headers of 16;
 // in_features a multiple of 32.
-// `follows` as of `sm90_block_rows_kernel`. If `begins_next`, the next kernel starts as this one does, else
-// once this one's blocks have waited. Grid: any number of blocks; they share the weight's tiles of 16 rows
-// (gated: 8 gates and their ups) evenly. Block: 512 threads; two fit a multiprocessor, of this kernel and the
-// next, so that the ring of that one fills while this one ends. Shared memory: `asked_bytes` in
-// engine/ops/cuda/quant/sm90_row.py. Unit of work: an item, 2,048 elements of the 16 rows of a tile, comes by
-// TMA into a ring of `stages`; each of 16 warps takes 128 elements of it. No barrier joins the warps: one of
-// them adds up the sums of a tile, and one starts the copies for the item before once all have used it, while
-// the others go on. The order of a row's sums depends on in_features alone.
+// `follows` as of `sm90_block_rows_kernel`; unless `begins_next`, the next kernel starts behind the wait.
+// Grid: any number of blocks; they share the weight's tiles of 16 rows (gated: 8 gates and their ups) evenly.
+// Block: 512 threads; two fit a multiprocessor, of this kernel and the next, so that the ring of that one
+// fills while this one ends. Shared memory: `asked_bytes` in engine/ops/cuda/quant/fixed_row.py.
+// Unit of work: an item, 2,048 elements of the 16 rows of a tile, comes by TMA into a ring of `stages`; each
+// of 16 warps takes 128 elements of it. No barrier joins the warps: one of them adds up the sums of a tile,
+// and one starts the copies for the item before once all have used it, while the others go on. The order of a
+// row's sums depends on in_features alone.
 template <typename T, typename Out, typename F>
 __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLOCK_ROW_PARAMS(T, Out)) {
   using Stage = RowStage<F>;
