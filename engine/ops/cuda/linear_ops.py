@@ -29,7 +29,7 @@ from tessera.engine.ops.cuda.lora.expand import (
 from tessera.engine.ops.cuda.lora.groups import groups_size, launch_group_rows
 from tessera.engine.ops.cuda.lora.product import launch_adapted
 from tessera.engine.ops.cuda.lora.shrink import launch_shrink, launch_shrink_norm
-from tessera.engine.ops.cuda.quant.product import BlockOperands, launch_block_product
+from tessera.engine.ops.cuda.quant.product import BlockOperands, is_dequantised, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue, RMSNorm
 from tessera.engine.tensor import Tensor
@@ -175,7 +175,9 @@ class LinearOps(Fp8LinearOps):
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
             blocks = BlockOperands(x, weight, out, norm, eps, self._room)
             accumulates = isinstance(epilogue, Accumulate)
-            return launch_block_product(self.device, blocks, gated=gated, accumulates=accumulates)
+            if launch_block_product(self.device, blocks, gated=gated, accumulates=accumulates):
+                return True
+            return prologue is None and gated and self._gated_of_dequantised(x, weight, out)
         if isinstance(epilogue, Accumulate):
             return False
         if prologue is None:
@@ -187,4 +189,15 @@ class LinearOps(Fp8LinearOps):
         problem = LinearProblem.of(operands, gated=gated, gelu=gelu, in_order=self.batch_invariant)
         if operands.added is not None and not takes_sum(self.linear_kernels.choose(problem), operands):
             return False
+        return self.linear_kernels.launch(problem, operands)
+
+    def _gated_of_dequantised(self, x: Tensor, weight: LinearWeight, out: Tensor) -> bool:
+        """SiLU's gated product of many rows; False, and nothing done, where no kernel does it at once."""
+        if not is_dequantised(self.device, weight, x.shape[0]):
+            return False
+        operands = LinearOperands(x, self._place_of(weight, x.dtype), None, out)
+        problem = LinearProblem.of(operands, gated=True)
+        if self.linear_kernels.choose(problem) is None:
+            return False
+        self._dequantized(weight, x.dtype)
         return self.linear_kernels.launch(problem, operands)

@@ -128,11 +128,15 @@ class DequantizeOps(Ops):
         gather.gather_columns(self.device, x, order, out)
         return out
 
-    def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
-        """[N, K] in `dtype`, until the next call."""
+    def _place_of(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
+        """Where `_dequantized` puts the elements."""
         rows, columns = weight.shape
         scratch = self._scratch_of(rows * columns * dtype.itemsize)
-        out = Tensor(scratch.buffer, (rows, columns), dtype, scratch.offset)
+        return Tensor(scratch.buffer, (rows, columns), dtype, scratch.offset)
+
+    def _dequantized(self, weight: LinearWeight, dtype: np.dtype[Any]) -> Tensor:
+        """[N, K] in `dtype`, until the next call."""
+        out = self._place_of(weight, dtype)
         starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
         places = [(part, out[start : start + part.shape[0]]) for start, part in zip(starts, weight.parts, strict=False)]
         # Dense parts first: it is after a kernel that writes weights that the product does not start early.

@@ -171,6 +171,14 @@ def takes_any_rows(weight: LinearWeight) -> bool:
     return packed and weight.shape[0] * weight.shape[1] > MOST_DEQUANTISED
 
 
+def is_dequantised(device: CudaDevice, weight: LinearWeight, num_rows: int) -> bool:
+    """Whether products of so many rows are of the dequantised weight, whatever stands around them."""
+    if any(not isinstance(part.format, PackedFormat) for part in weight.parts):
+        return True
+    most = MAX_ROWS_SM90 if sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) else MAX_ROWS
+    return num_rows > most and not takes_any_rows(weight)
+
+
 class BlockOperands(NamedTuple):
     """As LinearOperands; `weight` has packed parts alone, `room` is for rows of x that are turned, if they may be."""
 
