@@ -5,6 +5,9 @@
 #include "stored_blocks.cuh"
 #include "stored_row.cuh"
 
+constexpr int STEP_VECTORS = STEP / 8;                        // of eight elements
+constexpr int WARP_STEPS = WARP_SIZE * LANE_ELEMENTS / STEP;  // that a warp's lanes take at once
+
 // Integer `element` of a row; zeros after its end.
 template <typename F>
 __device__ __forceinline__ unsigned stored_integer(const unsigned char* row, int element, int columns) {
@@ -81,51 +84,96 @@ __global__ void pack_blocks_kernel(PACK_BLOCKS_PARAMS) {
   }
 }
 
+// Shared memory of a warp: vectors of eight elements, those of a step in a row; where neighbours have the
+// same one, eight lanes that store at once and eight that load have different banks.
+__device__ __forceinline__ int staged_vector(int step, int vector) {
+  return step * STEP_VECTORS + (vector ^ (step & 1));
+}
+
+// The numbers of a lane's part of a step, zeros where it has none, as floats to `out` or in 16 bits to
+// `staged`.
+template <typename T, typename F>
+struct LanePart {
+  LaneCodes<F> codes;
+  LaneScales<T, F> scales;
+  int step, lane;
+  bool is_there;
+
+  __device__ __forceinline__ LanePart(const unsigned* row_codes, const unsigned* row_headers, int step,
+                                      int lane, bool is_there)
+      : step(step), lane(lane), is_there(is_there) {
+    unsigned record[RECORD_WORDS] = {};
+    codes = {};
+    if (is_there) {
+      codes = load_lane_codes<F>(row_codes + step * F::STEP_WORDS, lane);
+#pragma unroll
+      for (int l = 0; l < RECORD_WORDS; ++l) {
+        const int word = header_word<F>(step % F::STEPS_A_SPAN, l);
+        if (word >= 0) record[l] = row_headers[step / F::STEPS_A_SPAN * F::HEADER_WORDS + word];
+      }
+    }
+    scales = LaneScales<T, F>(record, step % F::STEPS_A_SPAN, lane);
+  }
+
+  __device__ __forceinline__ void store(float* row, int columns) const {
+#pragma unroll
+    for (int round = 0; round < 4; ++round) {
+      float numbers[8] = {};
+      if (is_there) float_elements_of<F>(codes, round, lane, scales, numbers);
+      const int first = step * STEP + lane * LANE_ELEMENTS + vector_of_round(round, lane) * 8;
+      store_floats(row + first, columns - first, numbers);
+    }
+  }
+
+  __device__ __forceinline__ void stage(uint4* staged, int place) const {
+#pragma unroll
+    for (int round = 0; round < 4; ++round) {
+      const uint4 elements =
+          is_there ? elements_of<T, F>(codes, round, lane, scales) : make_uint4(0, 0, 0, 0);
+      staged[staged_vector(place, lane * 4 + vector_of_round(round, lane))] = elements;
+    }
+  }
+};
+
 // out[r] = the numbers that row s = stored_row(r) stands for, or zeros where there is none.
 //   in:  codes [num_stored, steps * F::STEP_WORDS] unsigned and headers [num_stored, spans * F::HEADER_WORDS]
 //        unsigned, as packed; ids [rows] int32 or null, sampled [any] int32 or null
 //   out: out [rows, columns] T
-// Layout: contiguous rows; 16-byte stores where addresses allow them.
-// Grid: rows. Block: whole warps, up to 1024 threads. Shared memory: none.
-// Unit of work: one block per row; a thread takes a lane's part of a step.
+// Layout: contiguous rows; out 16-byte aligned, columns a multiple of 32.
+// Grid: blocks whose warps cover all rows. Block: ROW_WARPS warps. Shared memory: 2 KB for each warp.
+// Unit of work: one warp WARP_STEPS steps of a row, four lanes a step. 16-bit elements pass through shared
+// memory, for what a lane has lies in pieces of 16 bytes and memory takes whole lines.
 template <typename T, typename F>
-__global__ void dequantize_blocks_kernel(DEQUANTIZE_BLOCKS_PARAMS(T)) {
+__global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE)
+    dequantize_blocks_kernel(DEQUANTIZE_BLOCKS_PARAMS(T)) {
   ASSERT_ELEMENT(T);
-  const long long row = blockIdx.x;
-  const long long source = stored_row(ids, sampled, row, num_stored);
+  __shared__ uint4 staging[sizeof(T) == 2 ? ROW_WARPS : 1][WARP_STEPS * STEP_VECTORS];
+  const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
   const int num_spans = ceil_div(columns, F::SPAN);
   const int num_steps = num_spans * F::STEPS_A_SPAN;
-  for (int i = threadIdx.x; i < num_steps * 4; i += blockDim.x) {
-    const int step = i / 4, lane = i % 4;
-    float numbers[4][8] = {};
-    if (source >= 0) {
-      const unsigned* const header =
-          headers + (source * num_spans + step / F::STEPS_A_SPAN) * F::HEADER_WORDS;
-      unsigned record[RECORD_WORDS] = {};
+  const int pieces = ceil_div(num_steps, WARP_STEPS);
+  const int piece = blockIdx.x * ROW_WARPS + warp, row = piece / pieces;
+  if (ids != nullptr) wait_for_earlier_kernels();
+  const long long source = row < rows ? stored_row(ids, sampled, row, num_stored) : -1;
+  const int first = (piece - row * pieces) * WARP_STEPS, step = first + lane / 4;
+  const LanePart<T, F> part(codes + source * num_steps * F::STEP_WORDS,
+                            headers + source * num_spans * F::HEADER_WORDS, step, lane % 4,
+                            source >= 0 && step < num_steps);
+  if (ids == nullptr) wait_for_earlier_kernels();  // a product may still read what was there
+  if (row >= rows) return;
+  T* const to = out + static_cast<long long>(row) * columns;
+  if constexpr (sizeof(T) == 4) {
+    part.store(to, columns);
+  } else {
+    part.stage(staging[warp], lane / 4);
+    __syncwarp();
 #pragma unroll
-      for (int l = 0; l < RECORD_WORDS; ++l) {
-        const int word = header_word<F>(step % F::STEPS_A_SPAN, l);
-        if (word >= 0) record[l] = header[word];
+    for (int i = 0; i < WARP_STEPS * STEP_VECTORS; i += WARP_SIZE) {
+      const int vector = i + lane, column = first * STEP + vector * 8;
+      if (column < columns) {
+        reinterpret_cast<uint4*>(to + column)[0] =
+            staging[warp][staged_vector(vector / STEP_VECTORS, vector % STEP_VECTORS)];
       }
-      const LaneScales<T, F> scales(record, step % F::STEPS_A_SPAN, lane);
-      const LaneCodes<F> packed =
-          load_lane_codes<F>(codes + (source * num_steps + step) * F::STEP_WORDS, lane);
-#pragma unroll
-      for (int round = 0; round < 4; ++round) {
-        if constexpr (sizeof(T) == 4) {
-          float_elements_of<F>(packed, round, lane, scales, numbers[round]);
-        } else {
-          const uint4 elements = elements_of<T, F>(packed, round, lane, scales);
-          const Vec<T, 8> vector = reinterpret_cast<const Vec<T, 8>&>(elements);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) numbers[round][e] = to_float(vector[e]);
-        }
-      }
-    }
-#pragma unroll
-    for (int round = 0; round < 4; ++round) {
-      const int first = step * STEP + lane * LANE_ELEMENTS + vector_of_round(round, lane) * 8;
-      store_floats(out + row * columns + first, columns - first, numbers[round]);
     }
   }
 }

@@ -127,6 +127,18 @@ def test_rows_of_packed_groups(name: str, dtype: np.dtype[Any], cuda_ops: CudaOp
             assert (np.abs(actual[known] - expected) <= terms * unit * np.abs(expected) + 2.0**-25).all()
 
 
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0", "Int4Group128"])
+@dtypes
+def test_a_dequantised_weight_has_the_rows_that_are_looked_up(
+    name: str, dtype: np.dtype[Any], cuda_ops: CudaOps
+) -> None:
+    """A row's steps are those of one warp, of several, and of less than one."""
+    for columns in (256, 1024, 2304):
+        weight, _ = mixed_weight(cuda_ops.device, dtype, [KERNEL_FORMATS[name].name], [11], columns)
+        found = cuda_ops.dequantize(weight, dtype).numpy()
+        np.testing.assert_array_equal(found, dequantized(cuda_ops, weight, dtype))
+
+
 # Rows of x and the weight's shape: by mma, by wgmma with 64 and 128 rows a tile, k in slices, tiles cut off, dense.
 ROWS_BY_SHAPE = [
     (1, 40, 1280),

@@ -9,13 +9,15 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from tessera.engine.cuda.generated import declare_header
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.generated import Constant, declare_header
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InInt, Int32, InUint, OutT, OutUint, Pointer
-from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS
+from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS, PackedFormat, WeightPart
 from tessera.engine.formats.nf4 import NF4_VALUES
 from tessera.engine.gguf.blocks import TABLES
-from tessera.engine.tensor import bfloat16, float16, float32
+from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.tensor import Tensor, bfloat16, float16, float32
 
 
 class PackBlocksParams(NamedTuple):
@@ -32,6 +34,7 @@ class DequantizeBlocksParams(NamedTuple):
     sampled: InInt
     out: OutT
     num_stored: Int32
+    rows: Int32
     columns: Int32
 
 
@@ -49,9 +52,11 @@ DEQUANTIZE_BLOCKS = KernelSpec(
     template=("T", "F"),
     params=DequantizeBlocksParams,
     writes_weights=True,
+    overlaps=True,
     on_demand=True,
 )
 LANE_ELEMENTS = 32  # of a thread
+ROW_WARPS = Constant(8, "of a block that dequantises")
 SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS)
 
 
@@ -71,7 +76,7 @@ def _table(name: str, values: tuple[int, ...]) -> str:
     return f"struct {name} {{\n  static constexpr bool LOOKS_UP = true;\n{members}}};\n"
 
 
-declare_header("blocks", __name__, params=(PackBlocksParams, DequantizeBlocksParams))
+declare_header("blocks", __name__, {"ROW_WARPS": ROW_WARPS}, (PackBlocksParams, DequantizeBlocksParams))
 declare_header(
     "block_formats",
     __name__,
@@ -83,3 +88,26 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     packing: list[Instantiation] = [(PACK_BLOCKS, (name,)) for name in PACKED_FORMATS]
     return packing + [(DEQUANTIZE_BLOCKS, (dtype, name)) for dtype in dtypes for name in KERNEL_FORMATS]
+
+
+def launch_dequantize(
+    device: CudaDevice, part: WeightPart, ids: Tensor | None, sampled: Tensor | None, out: Tensor
+) -> None:
+    """Rows of a part, all or those that `ids` name, to `out`."""
+    assert isinstance(part.format, PackedFormat)
+    (stored, columns), (rows, _) = part.shape, out.shape
+    codes, headers = (part.tensors[name] for name in part.format.tensor_names)
+    params = DequantizeBlocksParams(
+        codes=codes,
+        headers=headers,
+        ids=ids,
+        sampled=sampled,
+        out=out,
+        num_stored=stored,
+        rows=rows,
+        columns=columns,
+    )
+    spans = ceil_div(columns, part.format.span)
+    pieces = rows * ceil_div(spans * part.format.span, WARP_SIZE * LANE_ELEMENTS)
+    config = LaunchConfig((ceil_div(pieces, ROW_WARPS), 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
+    device.launch(DEQUANTIZE_BLOCKS, (cuda_type(out.dtype), part.format.kernel_type), config, params)

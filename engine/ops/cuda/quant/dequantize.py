@@ -23,7 +23,7 @@ from tessera.engine.formats import (
     WeightPart,
 )
 from tessera.engine.ops.cuda.fp8.dequantize import FP8_DEQUANTIZE, launch_dequantize
-from tessera.engine.ops.cuda.quant import gather
+from tessera.engine.ops.cuda.quant import blocks, gather
 from tessera.engine.ops.cuda.quant.blocks import DEQUANTIZE_BLOCKS, LANE_ELEMENTS, PACK_BLOCKS
 from tessera.engine.ops.cuda.quant.product import kernels_of, takes_any_rows, turned_bytes
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, cuda_type, row_config
@@ -154,10 +154,11 @@ class DequantizeOps(Ops):
         if isinstance(part.format, Fp8Format):
             launch_dequantize(self.device, part, ids, sampled, out)
             return
+        if isinstance(part.format, PackedFormat):
+            blocks.launch_dequantize(self.device, part, ids, sampled, out)
+            return
         stored, columns = part.shape
         config = row_config(out.shape[0], columns)
-        if isinstance(part.format, PackedFormat):
-            config = row_config(out.shape[0], columns, LANE_ELEMENTS)
         spec, template = _kernel(part.format, out.dtype)
         tensors = {name: part.tensors[name] for name in part.format.tensor_names}
         params = spec.params(**tensors, ids=ids, sampled=sampled, out=out, num_stored=stored, columns=columns)
