@@ -2,6 +2,7 @@
 #include "block_formats.cuh"
 #include "common.cuh"
 #include "generated/turn_rows.cuh"
+#include "norm_row.cuh"
 #include "ptx/copy.cuh"
 
 // Of each 128 elements of a row, word t (two elements) of segment 4 * round + p of 16 bytes becomes pair p of
@@ -32,4 +33,35 @@ __global__ void turn_rows_kernel(TURN_ROWS_PARAMS(T)) {
   to[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
   to[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
   to[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+}
+
+// Where this block's row goes, in the order of turn_rows_kernel.
+template <typename T>
+struct TurnedRow {
+  unsigned* out;  // of the row
+
+  // Eight elements are one pair of each of four segments.
+  __device__ __forceinline__ void store(int i, const float (&values)[CHUNK]) const {
+    static_assert(CHUNK == 8, "a vector of a lane");
+    const int lane = i % STEP / LANE_ELEMENTS, round = vector_of_round(i % LANE_ELEMENTS / CHUNK, lane);
+    unsigned* const to = out + (i / STEP * STEP + round * LANE_ELEMENTS) / 2 + lane;
+#pragma unroll
+    for (int p = 0; p < CHUNK / 2; ++p) to[p * 4] = pack<T>(values[2 * p], values[2 * p + 1]);
+  }
+};
+
+// out = rmsnorm(x) as rmsnorm_kernel gives it, turned as by turn_rows_kernel.
+//   in:  x [rows, hidden] T, weight [hidden] T
+//   out: out [rows, steps * 128] T
+// Layout: contiguous rows, all 16-byte aligned; hidden a multiple of eight.
+// Grid: rows. Block: whole warps, up to MAX_THREADS. Shared memory: none dynamic.
+// Unit of work: one block per row.
+template <typename T>
+__global__ void __launch_bounds__(MAX_THREADS) turn_norm_kernel(TURN_NORM_PARAMS(T)) {
+  static_assert(sizeof(T) == 2, "elements have 16 bits");
+  const TurnedRow<T> row = {
+      reinterpret_cast<unsigned*>(out + static_cast<long long>(blockIdx.x) * steps * STEP)};
+  norm_row<T, true, false>(x, nullptr, weight, hidden, eps, row);
+  const float zeros[CHUNK] = {};
+  for (int i = hidden + threadIdx.x * CHUNK; i < steps * STEP; i += blockDim.x * CHUNK) row.store(i, zeros);
 }

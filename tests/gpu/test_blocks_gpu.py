@@ -364,6 +364,26 @@ def test_every_tile_of_fragments(
     assert_close(gated.numpy(), reference.silu_mul(product), bfloat16, roundings=2)
 
 
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+def test_a_norm_that_turns_its_rows_is_the_norm(dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
+    """Bit for bit the product of the norm by itself, where k ends within a step, too."""
+    if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
+        pytest.skip("it is for sm_90a")
+    for columns in (672, 4224):
+        weight, _ = mixed_weight(cuda_ops.device, dtype, [KERNEL_FORMATS["Q8_0"].name], [80], columns)
+        cuda_ops.reserve_linear([weight], np.dtype(dtype))
+        x, norm = (
+            from_numpy(random_array(seed, shape, dtype), cuda_ops.device)
+            for seed, shape in ((20, (40, columns)), (21, (columns,)))
+        )
+        out, scratch = poisoned((40, 80), dtype, cuda_ops.device), poisoned(x.shape, dtype, cuda_ops.device)
+        unused = scratch.numpy()
+        cuda_ops.linear(x, weight, prologue=RMSNorm(norm, 1e-5, scratch), out=out)
+        np.testing.assert_array_equal(scratch.numpy().view(np.uint16), unused.view(np.uint16))
+        normed = cuda_ops.rmsnorm(x, norm, 1e-5)
+        np.testing.assert_array_equal(out.numpy(), cuda_ops.linear(normed, weight).numpy())
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Int4Group32", "Int4Group128", "Q5_K"])
 def test_fragments_are_the_elements(name: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of an identity give each element bit for bit, whichever power of two it was made with."""

@@ -22,7 +22,7 @@ from tessera.engine.ops.cuda.quant import slices as sliced
 from tessera.engine.ops.cuda.quant import sm90_fragments, sm90_product, sm90_row, sm90_rows, turn
 from tessera.engine.ops.cuda.quant.fixed_row import has_integers, row_bytes
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
-from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div, cuda_type
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, aligned, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float32
 
 
@@ -208,7 +208,7 @@ def launch_block_product(
     """
     x, weight, out, norm, _, _ = operands
     num_rows, in_features = x.shape
-    if norm is None and _launch_many_rows(device, operands, gated=gated, accumulates=accumulates):
+    if _launch_many_rows(device, operands, gated=gated, accumulates=accumulates):
         return True
     formats = [part.format for part in weight.parts if isinstance(part.format, PackedFormat)]
     if num_rows > MAX_ROWS and not takes_any_rows(weight):
@@ -241,8 +241,11 @@ def launch_block_product(
 
 
 def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> bool:
-    """The same by wgmma, part by part; False, and nothing done, where it cannot or would be slower."""
-    x, weight, out, _, _, room = operands
+    """The same by wgmma, part by part; False, and nothing done, where it cannot or would be slower.
+
+    A norm is taken where the rows are turned for all parts.
+    """
+    x, weight, out, norm, eps, room = operands
     num_rows = x.shape[0]
     if num_rows < MIN_ROWS_SM90 or (num_rows > MAX_ROWS_SM90 and not takes_any_rows(weight)):
         return False
@@ -250,6 +253,8 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
         return False
     starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
     turned = None if room is None or num_rows < sm90_fragments.MIN_TURNED_ROWS else turn.place_of(x, room)
+    if norm is not None and (turned is None or not aligned(VECTOR_BYTES, x, norm)):
+        return False
     products = [
         Sm90Operands(
             x=x,
@@ -266,7 +271,13 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
     plans = [sm90_product.plan_of(device, product, gated=gated, accumulates=accumulates) for product in products]
     if None in plans:
         return False
-    if turned is not None and any(isinstance(plan, sm90_fragments.FragmentsPlan) for plan in plans):
+    by_fragments = [isinstance(plan, sm90_fragments.FragmentsPlan) for plan in plans]
+    if norm is not None:
+        assert turned is not None
+        if not all(by_fragments):
+            return False
+        turn.launch_norm(device, x, norm, eps, turned)
+    elif turned is not None and any(by_fragments):
         turn.launch(device, x, turned)
     for product, plan in zip(products, plans, strict=True):
         assert plan is not None

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InT, Int32, OutT
-from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div, cuda_type
+from tessera.engine.cuda.params import Float32, InT, Int32, OutT
+from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div, cuda_type, rmsnorm_config
 from tessera.engine.tensor import Tensor
 
 
@@ -19,6 +19,15 @@ class TurnRowsParams(NamedTuple):
     steps: Int32
 
 
+class TurnNormParams(NamedTuple):
+    x: InT
+    weight: InT
+    out: OutT
+    hidden: Int32
+    steps: Int32
+    eps: Float32
+
+
 TURN_ROWS = KernelSpec(
     file="linear/turn_rows.cu",
     name="turn_rows_kernel",
@@ -27,8 +36,16 @@ TURN_ROWS = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
-SPECS = (TURN_ROWS,)
-declare_header("turn_rows", __name__, params=(TurnRowsParams,))
+TURN_NORM = KernelSpec(
+    file="linear/turn_rows.cu",
+    name="turn_norm_kernel",
+    template=("T",),
+    params=TurnNormParams,
+    overlaps=True,
+    on_demand=True,
+)
+SPECS = (TURN_ROWS, TURN_NORM)
+declare_header("turn_rows", __name__, params=(TurnRowsParams, TurnNormParams))
 
 STEP, ROUNDS = 128, 4  # elements that are turned together, by so many threads
 THREADS = 128
@@ -56,6 +73,13 @@ def launch(device: CudaDevice, x: Tensor, out: Tensor) -> None:
     device.launch(TURN_ROWS, (cuda_type(x.dtype),), config, params)
 
 
+def launch_norm(device: CudaDevice, x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
+    """Turn x normed by its root mean square; x and norm 16-byte aligned."""
+    rows, hidden = x.shape
+    params = TurnNormParams(x=x, weight=norm, out=out, hidden=hidden, steps=out.shape[1] // STEP, eps=eps)
+    device.launch(TURN_NORM, (cuda_type(x.dtype),), rmsnorm_config(rows, hidden), params)
+
+
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
-    return [(TURN_ROWS, (dtype,)) for dtype in dtypes if dtype != "float"]
+    return [(spec, (dtype,)) for spec in SPECS for dtype in dtypes if dtype != "float"]
