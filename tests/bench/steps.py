@@ -39,9 +39,14 @@ MODELS = (*DENSE, *MIXTURES, *QUANTISED)
 
 
 class DecodeSteps:
-    """`rows` sequences of `context` tokens (whatever they hold), one token further with each batch."""
+    """`rows` sequences of `context` tokens (whatever they hold), one token further with each batch.
 
-    def __init__(self, runner: ModelRunner, rows: int, context: int, *, apart: bool = False, **params: Any) -> None:
+    With `prompt` each batch has that many tokens of a further sequence beside them, always the same.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, rows: int, context: int, *, apart: bool = False, prompt: int = 0, **params: Any
+    ) -> None:
         """`apart`: each row has tokens of its own, which a mixture gives to experts of their own."""
         self.runner = runner
         self._apart = apart
@@ -57,10 +62,15 @@ class DecodeSteps:
             )
             for slot in range(rows)
         ]
+        first = rows * per_row
+        blocks = list(range(first, first + -(-prompt // BLOCK_SIZE)))
+        self._prompts = [Row(rows, blocks, [self._token(rows)] * prompt, settings)] if prompt else []
 
     def batches(self) -> Iterator[StepBatch]:
         while True:
-            yield step_batch(self._rows, BLOCK_SIZE)
+            for row in self._prompts:
+                row.num_computed = 0
+            yield step_batch([*self._rows, *self._prompts], BLOCK_SIZE)
             for slot, row in enumerate(self._rows):
                 row.output.append(self._token(slot))
 
@@ -128,9 +138,11 @@ def _timed_launches() -> Iterator[list[float]]:
         Graph.launch = launch  # type: ignore[method-assign]
 
 
-def profile(runner: ModelRunner, rows: int, context: int, *, apart: bool = False) -> list[tuple[str, int, float]]:
+def profile(
+    runner: ModelRunner, rows: int, context: int, *, apart: bool = False, prompt: int = 0
+) -> list[tuple[str, int, float]]:
     """As `profile_batches`, of a decode step."""
-    prepared = DecodeSteps(runner, rows, context, apart=apart).batches()
+    prepared = DecodeSteps(runner, rows, context, apart=apart, prompt=prompt).batches()
     return profile_batches(runner, [next(prepared) for _ in range(8)])
 
 
@@ -164,6 +176,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--apart", action="store_true", help="rows of different tokens, and so of different experts")
+    parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt beside the decodes")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
     device = CudaDevice()
@@ -172,12 +185,13 @@ def main() -> None:
         begin = time.perf_counter()
         runner = ModelRunner(config, load_config(Path(config.model)), device, CudaOps(device))
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
+    beside = {"apart": options.apart, "prompt": options.prompt}
     for rows in options.rows:
         for name, params in (("greedy", {}), ("sampled", {"temperature": 0.8, "top_p": 0.9, "top_k": 50})):
-            found = measure(runner, rows, options.context, apart=options.apart, **params)
+            found = measure(runner, rows, options.context, **beside, **params)
             print(name, " ".join(f"{key} {value:.0f}" for key, value in found.items()))
         if options.profile:
-            for kernel, calls, us in profile(runner, rows, options.context, apart=options.apart)[:24]:
+            for kernel, calls, us in profile(runner, rows, options.context, **beside)[:24]:
                 print(f"  {us:9.1f} us {calls:5d} x {kernel[:90]}")
 
 
