@@ -92,7 +92,7 @@ def _each_of_many_rows(
     kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
     least, most = product.MIN_ROWS_SM90, product.MAX_ROWS_SM90
     product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = min(m, least), max(m, most)
-    turned_from = sm90_fragments.MIN_TURNED_ROWS
+    turned_from = sm90_fragments.MIN_TURNED_ALONE
     try:
         sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
         yield "ring", measure(device, calls)
@@ -103,14 +103,14 @@ def _each_of_many_rows(
                 continue
             sm90_fragments.STEP_US = {tile: steps[tile]}
             name = f"{tile.warpgroups}/{tile.tokens}"
-            sm90_fragments.MIN_TURNED_ROWS = m + 1
+            sm90_fragments.MIN_TURNED_ALONE = m + 1
             yield name, measure(device, calls)
-            sm90_fragments.MIN_TURNED_ROWS = 1
+            sm90_fragments.MIN_TURNED_ALONE = 1
             yield f"{name}/turned", measure(device, calls)
     finally:
         sm90_product.KERNELS, sm90_fragments.STEP_US = kernels, steps
         product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = least, most
-        sm90_fragments.MIN_TURNED_ROWS = turned_from
+        sm90_fragments.MIN_TURNED_ALONE = turned_from
 
 
 def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bits: Any) -> None:

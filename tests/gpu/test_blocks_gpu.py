@@ -347,7 +347,7 @@ def test_every_tile_of_fragments(
     monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: plan)
     monkeypatch.setattr(sm90_fragments, "count_clusters_at_once", lambda *_: (2,) * 8)
     weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
-    monkeypatch.setattr(sm90_fragments, "MIN_TURNED_ROWS", 1 if turned else 1 << 30)
+    monkeypatch.setattr(sm90_fragments, "MIN_TURNED_ALONE", 1 if turned else 1 << 30)
     cuda_ops.reserve_linear([weight], np.dtype(bfloat16))
     numbers = dequantized(cuda_ops, weight, bfloat16)
     x, bias = random_array(20, (m, columns), bfloat16, 1 / 64), random_array(21, (rows,), bfloat16)

@@ -252,7 +252,8 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
     if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
         return False
     starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
-    turned = None if room is None or num_rows < sm90_fragments.MIN_TURNED_ROWS else turn.place_of(x, room)
+    least = sm90_fragments.MIN_TURNED_ALONE if norm is None else sm90_fragments.MIN_TURNED_ROWS
+    turned = None if room is None or num_rows < least else turn.place_of(x, room)
     if norm is not None and (turned is None or not aligned(VECTOR_BYTES, x, norm)):
         return False
     products = [

@@ -74,7 +74,9 @@ declare_header(
 
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
-MIN_TURNED_ROWS = 33  # of x, from which on a kernel of its own turns it once, not each block what it reads
+# Rows of x from which on they are turned once, not by each block that reads them: by the norm before the product, or by
+# a kernel of their own.
+MIN_TURNED_ROWS, MIN_TURNED_ALONE = 33, 65
 L2_BYTES_PER_US = 53_000  # that a multiprocessor gets from L2, at least: what tiles of 128 x 128 read
 JOIN_US = 2.0  # of the sums of a cluster's blocks, for each but the first
 TILE_US = 1.0  # from one tile to the next
