@@ -305,14 +305,18 @@ class WeightFragments {
   ElementMaker<T, F> makers_[2];
 };
 
-// Where a tile's sums go, CHUNK_TOKENS tokens at a time through `staging` [CHUNK_TOKENS][STRIDE], where the
-// blocks of a cluster add each other's.
+// Where a tile's sums go, CHUNK_TOKENS tokens at a time through `staging` [CHUNK_TOKENS][STRIDE]. The blocks
+// of a cluster, which have one tile each, add each other's in as few meetings as the ring and `staging`
+// behind it have room for.
 template <typename V>
 struct FragmentsEpilogue {
   using T = typename V::T;
   using Out = typename V::Out;
+  // Of four features, that a thread has on their way at once: what registers allow.
+  static constexpr int ITEMS = V::CONSUMERS > 2 * WARPGROUP_SIZE ? 1 : V::TOKENS > 128 ? 2 : 4;
 
-  float* staging;
+  float* ring;
+  int stages;
   const T* bias;
   Out* out;
   int num_rows, out_features, out_stride;
@@ -320,20 +324,30 @@ struct FragmentsEpilogue {
   bool accumulate, silu_mul;
 
   __device__ __forceinline__ void store(const float (&sums)[V::TOKENS / 2], int2 tile) const {
+    const int ring_floats = stages * V::STAGE_ELEMENTS / 2;
+    float* const sums_of_tokens = splits > 1 ? ring : ring + ring_floats;
+    const int at_once = splits > 1 ? ring_floats / (CHUNK_TOKENS * V::STRIDE) + 1 : 1;  // chunks
     const int lane = threadIdx.x % WARP_SIZE;
-    float* const own = staging + lane % 4 * 2 * V::STRIDE + threadIdx.x / WARP_SIZE * WARP_ROWS + lane / 4;
+    float* const own =
+        sums_of_tokens + lane % 4 * 2 * V::STRIDE + threadIdx.x / WARP_SIZE * WARP_ROWS + lane / 4;
+    if (splits > 1) named_barrier_wait<1, V::CONSUMERS>();  // all have multiplied by what lies there
+    int staged = 0;
 #pragma unroll
     for (int first = 0; first < V::TOKENS; first += CHUNK_TOKENS) {
       const int token = tile.x * V::TOKENS + first;
       if (token >= num_rows) break;
+      float* const to = own + staged * (CHUNK_TOKENS * V::STRIDE);
 #pragma unroll
       for (int i = 0; i < CHUNK_TOKENS / 2; ++i) {
-        own[(i / 4 * 8 + i % 2) * V::STRIDE + i % 4 / 2 * 8] =
+        to[(i / 4 * 8 + i % 2) * V::STRIDE + i % 4 / 2 * 8] =
             sums[first / 2 + i] * SUMS_FACTOR<T, typename V::F>;
       }
+      const bool is_last = first + CHUNK_TOKENS == V::TOKENS || token + CHUNK_TOKENS >= num_rows;
+      if (++staged < at_once && !is_last) continue;
       meet();
-      store_chunk(token, tile.y);
+      store_tokens(sums_of_tokens, token - (staged - 1) * CHUNK_TOKENS, staged * CHUNK_TOKENS, tile.y);
       meet();
+      staged = 0;
     }
   }
 
@@ -347,59 +361,85 @@ struct FragmentsEpilogue {
     }
   }
 
-  // Four features of a token, all blocks' sums in their order.
-  __device__ __forceinline__ void add_up(const float* from, float (&totals)[4]) const {
+  // Four features of some tokens, all blocks' sums in their order.
+  __device__ __forceinline__ void add_up(const float* const (&from)[ITEMS], int offset,
+                                         float (&totals)[ITEMS][4]) const {
     if (splits == 1) {
-      const float4 own = *reinterpret_cast<const float4*>(from);
-      totals[0] = own.x, totals[1] = own.y, totals[2] = own.z, totals[3] = own.w;
+#pragma unroll
+      for (int j = 0; j < ITEMS; ++j) {
+        const float4 own = *reinterpret_cast<const float4*>(from[j] + offset);
+        totals[j][0] = own.x, totals[j][1] = own.y, totals[j][2] = own.z, totals[j][3] = own.w;
+      }
       return;
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) totals[i] = 0.0f;
+    for (int i = 0; i < ITEMS * 4; ++i) totals[i / 4][i % 4] = 0.0f;
 #pragma unroll 1
     for (int rank = 0; rank < splits; ++rank) {
-      const float2 low = load_cluster(reinterpret_cast<const float2*>(from), rank);
-      const float2 high = load_cluster(reinterpret_cast<const float2*>(from + 2), rank);
-      totals[0] += low.x, totals[1] += low.y, totals[2] += high.x, totals[3] += high.y;
+      float2 low[ITEMS], high[ITEMS];
+#pragma unroll
+      for (int j = 0; j < ITEMS; ++j) {
+        low[j] = load_cluster(reinterpret_cast<const float2*>(from[j] + offset), rank);
+        high[j] = load_cluster(reinterpret_cast<const float2*>(from[j] + offset + 2), rank);
+      }
+#pragma unroll
+      for (int j = 0; j < ITEMS; ++j) {
+        totals[j][0] += low[j].x, totals[j][1] += low[j].y;
+        totals[j][2] += high[j].x, totals[j][3] += high[j].y;
+      }
     }
   }
 
-  // This block's share of the tokens from `first` on.
-  __device__ __forceinline__ void store_chunk(int first, int column) const {
+  // This block's share of up to `tokens` tokens from `first` on, whose sums begin at `sums`.
+  __device__ __forceinline__ void store_tokens(const float* sums, int first, int tokens, int column) const {
     constexpr int HALF = V::FEATURES / 2;
     const int quads = silu_mul ? HALF / 4 : V::FEATURES / 4;
     const int columns = silu_mul ? out_features / 2 : out_features;
-    const int count = min(CHUNK_TOKENS, num_rows - first) * quads;
-#pragma unroll 2
-    for (int i = split * V::CONSUMERS + threadIdx.x; i < count; i += splits * V::CONSUMERS) {
-      const int token = small_div(i, quads), in_tile = (i - token * quads) * 4;
-      const int feature = column * quads * 4 + in_tile;
-      if (feature >= columns) continue;
-      Out* const to = out + static_cast<long long>(first + token) * out_stride + feature;
-      const float* const from = staging + token * V::STRIDE + in_tile;
-      float totals[4];
-      add_up(from, totals);
+    const int count = min(tokens, num_rows - first) * quads, stride = splits * V::CONSUMERS;
+#pragma unroll 1
+    for (int begin = split * V::CONSUMERS + threadIdx.x; begin < count; begin += ITEMS * stride) {
+      const float* from[ITEMS];
+      Out* to[ITEMS];  // null where there is nothing to store
+      int features[ITEMS];
+      float before[ITEMS][4];
+#pragma unroll
+      for (int j = 0; j < ITEMS; ++j) {
+        const int i = begin + j * stride < count ? begin + j * stride : begin;
+        const int token = small_div(i, quads), in_tile = (i - token * quads) * 4;
+        features[j] = column * quads * 4 + in_tile;
+        from[j] = sums + token * V::STRIDE + in_tile;
+        to[j] = out + static_cast<long long>(first + token) * out_stride + features[j];
+        if (features[j] >= columns || begin + j * stride >= count) to[j] = nullptr;
+        if constexpr (sizeof(Out) == 2) {
+          if (accumulate && to[j] != nullptr) load_updated_floats(to[j], 4, before[j]);
+        }
+      }
+      float totals[ITEMS][4];
+      add_up(from, 0, totals);
       if (silu_mul) {
-        float ups[4];
-        add_up(from + HALF, ups);
-        silu_mul_into(totals, ups);
+        float ups[ITEMS][4];
+        add_up(from, HALF, ups);
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) silu_mul_into(totals[j], ups[j]);
       }
-      if constexpr (sizeof(Out) == 2) {
-        if (bias != nullptr) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) totals[e] += to_float(bias[feature + e]);
-        }
-        if (accumulate) {
-          float before[4];
-          load_updated_floats(to, 4, before);
+      for (int j = 0; j < ITEMS; ++j) {
+        if (to[j] == nullptr) continue;
+        if constexpr (sizeof(Out) == 2) {
+          if (bias != nullptr) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) totals[e] += before[e];
+            for (int e = 0; e < 4; ++e) totals[j][e] += to_float(bias[features[j] + e]);
+          }
+          if (accumulate) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) totals[j][e] += before[j][e];
+          }
         }
+        Vec<Out, 4> result;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) result[e] = from_float<Out>(totals[j][e]);
+        result.store(to[j]);
       }
-      Vec<Out, 4> result;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) result[e] = from_float<Out>(totals[e]);
-      result.store(to);
     }
   }
 };

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Barrier arrived[MAX_STEPS], full[MAX_STEPS], empty[MAX_STEPS];
   T* const ring = reinterpret_cast<T*>(shared_memory);
-  float* const staging = reinterpret_cast<float*>(ring + stages * V::STAGE_ELEMENTS);
+  float* const staging = reinterpret_cast<float*>(ring + stages * V::STAGE_ELEMENTS);  // of sums
   unsigned char* const slots = reinterpret_cast<unsigned char*>(staging + CHUNK_TOKENS * V::STRIDE);
 
   const int split = splits > 1 ? cluster_rank() : 0;
@@ -81,8 +81,17 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int i = 0; i < V::AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
-  const FragmentsEpilogue<V> epilogue = {staging,    bias,  out,    num_rows,        out_features,
-                                         out_stride, split, splits, accumulate != 0, silu_mul != 0};
+  const FragmentsEpilogue<V> epilogue = {reinterpret_cast<float*>(ring),
+                                         stages,
+                                         bias,
+                                         out,
+                                         num_rows,
+                                         out_features,
+                                         out_stride,
+                                         split,
+                                         splits,
+                                         accumulate != 0,
+                                         silu_mul != 0};
   const unsigned long long x_descriptor = operand_descriptor(ring);
   const auto release = [&](int stage) {
     if (threadIdx.x % WARP_SIZE == 0) barrier_arrive(&empty[stage]);
