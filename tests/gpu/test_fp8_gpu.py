@@ -169,20 +169,23 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
             np.testing.assert_array_equal(other_activated, activated)
 
 
+@pytest.mark.parametrize("count", [1, 11], ids=["small-1", "small-11"])
 @pytest.mark.parametrize("normed", [False, True], ids=["small-plain", "small-normed"])
-def test_room_for_neighbours_changes_no_bits(normed: bool, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, k = cuda_ops.device, 1296
-    part, _ = weight_of(SCHEMES["rows"], 304, k, device)
-    weight, x = LinearWeight((part,)), from_numpy(random_array(24, (1, k), bfloat16), device)
+def test_room_for_neighbours_changes_no_bits(
+    normed: bool, count: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, k, n = cuda_ops.device, 1296 if count == 1 else 8208, 304 if count == 1 else 48
+    part, _ = weight_of(SCHEMES["rows"], n, k, device)
+    weight, x = LinearWeight((part,)), from_numpy(random_array(24, (count, k), bfloat16), device)
     norm = from_numpy(random_array(25, (k,), bfloat16), device)
-    prologue = RMSNorm(norm, 1e-5, empty((1, k), bfloat16, device)) if normed else None
+    prologue = RMSNorm(norm, 1e-5, empty((count, k), bfloat16, device)) if normed else None
     results = []
     try:
-        for asked in (decode.asked_bytes, lambda problem, tile, _: tile.shared_bytes(problem.in_features)):
-            monkeypatch.setattr(decode, "asked_bytes", asked)
+        for asked in (decode.launch_bytes, lambda problem, tile, *_: tile.shared_bytes(problem.in_features)):
+            monkeypatch.setattr(decode, "launch_bytes", asked)
             cuda_ops.fp8_kernels.restrict()
-            cuda_ops.reserve_linear([weight], bfloat16, 1)
-            out = poisoned((1, 304), bfloat16, device)
+            cuda_ops.reserve_linear([weight], bfloat16, count)
+            out = poisoned((count, n), bfloat16, device)
             cuda_ops.linear(x, weight, prologue=prologue, out=out)
             results.append(out.numpy().view(np.uint16))
     finally:

@@ -16,7 +16,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Pointer
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
-from tessera.engine.ops.cuda.linear.decode import THREADS, UNIT, WARPS, cost_of_row
+from tessera.engine.ops.cuda.linear.decode import LEAST_UNITS, THREADS, UNIT, WARPS, cost_of_row
 from tessera.engine.ops.cuda.neighbours import asked_bytes, most_bytes
 from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
 from tessera.engine.tensor import float32
@@ -75,17 +75,29 @@ class Fp8DecodeTile:
         numbers = (str(self.tokens), str(self.units), str(self.stages))
         return (dtype, out_dtype, *numbers, "true" if groups else "false")
 
+    @property
+    def groups(self) -> int:
+        """Of 8 rows of x."""
+        return ceil_div(self.tokens, 8)
+
     def steps(self, in_features: int) -> int:
         """That each warp takes."""
         return ceil_div(in_features, STEP * WARPS)
 
+    def rounds(self, needed: int, in_features: int) -> float:
+        """That its ring goes round where a block has `needed` units; in at most one it holds all weights of it."""
+        return self.steps(in_features) * ceil_div(needed, self.units) / self.stages
+
+    def loads(self, needed: int) -> int:
+        """Units of weights, empty ones too, and groups of rows of x that a block reads for a part of k."""
+        return ceil_div(needed, self.units) * (self.units + self.groups)
+
     def shared_bytes(self, in_features: int) -> int:
         """Dynamic shared memory of a block; the codes of a single row of x stay in it."""
-        groups = ceil_div(self.tokens, 8)
         resident = self.tokens == 1
-        loads = HALVES * (self.units + (0 if resident else groups))
+        loads = HALVES * (self.units + (0 if resident else self.groups))
         ring = self.stages * loads * THREADS * LANE_BYTES
-        sums = self.units * UNIT * (1 if resident else groups * 8) * float32.itemsize  # of a warp
+        sums = self.units * UNIT * (1 if resident else self.groups * 8) * float32.itemsize  # of a warp
         if not resident:
             return ring + WARPS * sums
         steps = self.steps(in_features)
@@ -99,13 +111,16 @@ class Fp8DecodeTile:
 
 
 # Units and stages by tokens. Of deep rings of several rows a multiprocessor has room for one. Short rings are for
-# blocks all of whose weights they hold; there the next products' come meanwhile.
+# blocks all of whose weights they hold; there the next products' come meanwhile. A product of several rows whose ring
+# goes round no more than FEW_ROUNDS times leaves half of the multiprocessor to attention and quantising, and asks for
+# the other half, so that none gets two of its blocks.
 SIZES = {
     1: ((2, 3), (2, 8), (4, 2), (4, 3), (4, 4), (6, 2), (6, 3)),
     8: ((1, 4), (1, 8), (2, 3), (2, 6), (4, 2), (4, 3), (6, 3), (8, 2)),
     16: ((1, 3), (1, 6), (2, 2), (2, 4), (4, 2), (4, 3), (6, 3), (8, 2)),
 }
 LOGITS_UNITS = 4
+FEW_ROUNDS = 4
 
 
 def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
@@ -113,7 +128,7 @@ def tiles_of(tokens: int, *, logits: bool) -> list[Fp8DecodeTile]:
 
 
 def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) -> Fp8DecodeTile | None:
-    """As many units as a block has to do, if they can be taken at once, and a ring that is deep or holds them all.
+    """The units with which a block reads least, and a ring that is deep, holds all its weights or leaves half.
 
     Of a single row that the kernel quantises: the units of which the fewest are empty, beside the neighbour's block.
     """
@@ -125,16 +140,48 @@ def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
     ]
     if not fitting:
         return None
-    needed = ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
+    needed = units_of_block(problem, multiprocessors)
     if problem.from_x:
         room = most_bytes(shared_bytes, ends_half=problem.ends_half)
         fitting = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room] or fitting
         units = min((tile.units for tile in fitting), key=lambda units: cost_of_row(units, needed))
-    else:
-        units = next((tile.units for tile in fitting if tile.units >= needed), fitting[-1].units)
-    rings = [tile for tile in fitting if tile.units == units]
-    stages = rings[0].steps(problem.in_features) * ceil_div(needed, units)  # with all weights of a block
-    return next((tile for tile in rings if tile.stages >= stages), rings[-1])
+        return _ring(fitting, units, needed, problem.in_features)
+    whole = _of_least_loads(fitting, needed, problem.in_features)
+    if whole.rounds(needed, problem.in_features) <= 1:
+        return whole
+    room = most_bytes(shared_bytes, ends_half=True)
+    halves = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room]
+    if halves:
+        half = _of_least_loads(halves, needed, problem.in_features)
+        if half.rounds(needed, problem.in_features) <= FEW_ROUNDS:
+            return half
+    return whole
+
+
+def units_of_block(problem: Fp8Problem, multiprocessors: int) -> int:
+    return ceil_div(ceil_div(problem.features, UNIT), multiprocessors) * (1 + problem.gated)
+
+
+def _of_least_loads(tiles: list[Fp8DecodeTile], needed: int, in_features: int) -> Fp8DecodeTile:
+    """For several rows; of those that read as much the one with the larger ring."""
+    enough = [tile for tile in tiles if tile.units >= min(needed, LEAST_UNITS)] or tiles
+    best = min(enough, key=lambda tile: (tile.loads(needed), -tile.shared_bytes(in_features)))
+    return _ring(tiles, best.units, needed, in_features)
+
+
+def _ring(tiles: list[Fp8DecodeTile], units: int, needed: int, in_features: int) -> Fp8DecodeTile:
+    """Of so many units the first that holds all weights of a block, or the deepest."""
+    rings = [tile for tile in tiles if tile.units == units]
+    return next((tile for tile in rings if tile.rounds(needed, in_features) <= 1), rings[-1])
+
+
+def launch_bytes(problem: Fp8Problem, tile: Fp8DecodeTile, multiprocessors: int, shared_bytes: int) -> int:
+    """Shared memory that a launch asks for, with what `choose_tile` gives for the problem."""
+    used = tile.shared_bytes(problem.in_features)
+    if problem.from_x:
+        return asked_bytes(used, shared_bytes, ends_half=problem.ends_half)
+    rounds = tile.rounds(units_of_block(problem, multiprocessors), problem.in_features)
+    return asked_bytes(used, shared_bytes, ends_half=1 < rounds <= FEW_ROUNDS)
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:
@@ -154,9 +201,7 @@ def _accepts(problem: Fp8Problem, device: CudaDevice) -> Fp8DecodeTile | None:
 
 def _launch(device: CudaDevice, problem: Fp8Problem, tile: Fp8DecodeTile, operands: Fp8Operands) -> None:
     blocks = min(device.multiprocessors, ceil_div(problem.features, UNIT))
-    shared_bytes = tile.shared_bytes(problem.in_features)
-    if problem.from_x:
-        shared_bytes = asked_bytes(shared_bytes, device.max_shared_bytes, ends_half=problem.ends_half)
+    shared_bytes = launch_bytes(problem, tile, device.multiprocessors, device.max_shared_bytes)
     config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared_bytes)
     params = Fp8DecodeParams(
         x=operands.x,
