@@ -1,8 +1,9 @@
-"""Where the time of a decode step goes: the whole step, what the host pays for it, and each kernel in it.
+"""Where the time of a step goes: the whole step, what the host pays for it, and each kernel in it.
 
-    python -m tests.bench.steps Qwen3-0.6B 1 --profile
+    python -m tests.bench.steps qwen3-0.6b 1 --profile
 
-runs the model runner alone, without a server, with random weights.
+runs the model runner alone, without a server, with random weights. `--prompt TOKENS` adds a prompt, all of whose tokens
+the step computes, to its decodes, of which there may be 0.
 """
 
 from __future__ import annotations
@@ -34,20 +35,23 @@ from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE: Final = 16
 STEPS = 60
+PROMPT_STEPS = 15  # of those with a prompt
+WARM_UP = 5
+SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 50}}
 QUANTISED = (*(name + serve.GGUF for name in GGUF_CONFIGS), *(name + serve.FP8 for name in FP8_CONFIGS))
 MODELS = (*DENSE, *MIXTURES, *QUANTISED)
 
 
 class DecodeSteps:
-    """`rows` sequences of `context` tokens (whatever they hold), one token further with each batch.
-
-    With `prompt` each batch has that many tokens of a further sequence beside them, always the same.
-    """
+    """`rows` sequences of `context` tokens (whatever they hold), one token further with each batch."""
 
     def __init__(
         self, runner: ModelRunner, rows: int, context: int, *, apart: bool = False, prompt: int = 0, **params: Any
     ) -> None:
-        """`apart`: each row has tokens of its own, which a mixture gives to experts of their own."""
+        """`apart`: each row has tokens of its own, which a mixture gives to experts of their own.
+
+        `prompt`: tokens of one that every batch computes anew.
+        """
         self.runner = runner
         self._apart = apart
         settings = SamplingParams(**{"max_tokens": 1000, "temperature": 0.0, **params})
@@ -62,14 +66,14 @@ class DecodeSteps:
             )
             for slot in range(rows)
         ]
-        first = rows * per_row
-        blocks = list(range(first, first + -(-prompt // BLOCK_SIZE)))
-        self._prompts = [Row(rows, blocks, [self._token(rows)] * prompt, settings)] if prompt else []
+        blocks = list(range(rows * per_row, rows * per_row - (-prompt // BLOCK_SIZE)))
+        tokens = [7 + 997 * place % 30_000 for place in range(prompt)]
+        self._prompts = [Row(rows, blocks, tokens, settings)] if prompt else []
 
     def batches(self) -> Iterator[StepBatch]:
         while True:
-            for row in self._prompts:
-                row.num_computed = 0
+            for prompt in self._prompts:
+                prompt.num_computed = 0
             yield step_batch([*self._rows, *self._prompts], BLOCK_SIZE)
             for slot, row in enumerate(self._rows):
                 row.output.append(self._token(slot))
@@ -87,15 +91,16 @@ def engine_config(name: str, work: Path, **settings: Any) -> EngineConfig:
     )
 
 
-def measure(runner: ModelRunner, rows: int, context: int, **params: Any) -> dict[str, float]:
+def measure(runner: ModelRunner, rows: int, context: int, *, prompt: int = 0, **params: Any) -> dict[str, float]:
     """Microseconds of a step one ahead, of the host's part, and of what the driver takes of that to launch graphs."""
-    found = measure_batches(runner, DecodeSteps(runner, rows, context, **params).batches())
-    return {"rows": rows, "context": context, **found}
+    prepared = DecodeSteps(runner, rows, context, prompt=prompt, **params).batches()
+    found = measure_batches(runner, prepared, PROMPT_STEPS if prompt else STEPS)
+    return {"rows": rows, "context": context, **({"prompt": prompt} if prompt else {}), **found}
 
 
-def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch]) -> dict[str, float]:
+def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch], steps: int = STEPS) -> dict[str, float]:
     """The same of these steps."""
-    batches = [next(prepared) for _ in range(STEPS)]
+    batches = [next(prepared) for _ in range(steps)]
     running = runner.start(batches[0])
     host: list[float] = []
     launching: list[float] = []
@@ -114,9 +119,9 @@ def measure_batches(runner: ModelRunner, prepared: Iterator[StepBatch]) -> dict[
             last, running = now, following
         running.result()
     return {
-        "step us": statistics.median(gaps[5:]) * 1e6,
-        "host us": statistics.median(host[5:]) * 1e6,
-        "launches us": statistics.median(launching[5:]) * 1e6,
+        "step us": statistics.median(gaps[WARM_UP:]) * 1e6,
+        "host us": statistics.median(host[WARM_UP:]) * 1e6,
+        "launches us": statistics.median(launching[WARM_UP:]) * 1e6,
     }
 
 
@@ -138,11 +143,9 @@ def _timed_launches() -> Iterator[list[float]]:
         Graph.launch = launch  # type: ignore[method-assign]
 
 
-def profile(
-    runner: ModelRunner, rows: int, context: int, *, apart: bool = False, prompt: int = 0
-) -> list[tuple[str, int, float]]:
-    """As `profile_batches`, of a decode step."""
-    prepared = DecodeSteps(runner, rows, context, apart=apart, prompt=prompt).batches()
+def profile(runner: ModelRunner, rows: int, context: int, **around: Any) -> list[tuple[str, int, float]]:
+    """As `profile_batches`, of a step as `measure` has it."""
+    prepared = DecodeSteps(runner, rows, context, **around).batches()
     return profile_batches(runner, [next(prepared) for _ in range(8)])
 
 
@@ -174,9 +177,9 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
+    parser.add_argument("--prompt", type=int, default=0, metavar="TOKENS", help="of a prompt beside the decodes")
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--apart", action="store_true", help="rows of different tokens, and so of different experts")
-    parser.add_argument("--prompt", type=int, default=0, help="tokens of a prompt beside the decodes")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
     device = CudaDevice()
@@ -185,14 +188,14 @@ def main() -> None:
         begin = time.perf_counter()
         runner = ModelRunner(config, load_config(Path(config.model)), device, CudaOps(device))
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
-    beside = {"apart": options.apart, "prompt": options.prompt}
+    around = {"apart": options.apart, "prompt": options.prompt}
     for rows in options.rows:
-        for name, params in (("greedy", {}), ("sampled", {"temperature": 0.8, "top_p": 0.9, "top_k": 50})):
-            found = measure(runner, rows, options.context, **beside, **params)
-            print(name, " ".join(f"{key} {value:.0f}" for key, value in found.items()))
+        for name, params in SAMPLING.items():
+            found = measure(runner, rows, options.context, **around, **params)
+            print(name, " ".join(f"{key} {value:.0f}" for key, value in found.items()), flush=True)
         if options.profile:
-            for kernel, calls, us in profile(runner, rows, options.context, **beside)[:24]:
-                print(f"  {us:9.1f} us {calls:5d} x {kernel[:90]}")
+            for kernel, calls, us in profile(runner, rows, options.context, **around)[:24]:
+                print(f"  {us:9.1f} us {calls:5d} x {kernel[:90]}", flush=True)
 
 
 if __name__ == "__main__":
