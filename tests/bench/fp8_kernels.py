@@ -224,6 +224,9 @@ def main() -> None:
     parser.add_argument("--plans", action="store_true", help="every plan of wgmma as well")
     parser.add_argument("--no-reference", action="store_true", help="do not time cuBLAS beside")
     parser.add_argument("--layers", action="store_true", help="only the products of whole layers")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", help="of the products, which alone are measured, of an 8 B layer"
+    )
     parser.add_argument("--brief", action="store_true", help="few shapes and rows, and the sizes of few rows' kernel")
     options = parser.parse_args()
     ops = CudaOps(CudaDevice(0))
@@ -236,10 +239,12 @@ def main() -> None:
     if options.brief:
         measure_quantising(ops)
         measure_decode_sizes(ops)
+    brief = options.brief or options.rows
+    counts = tuple(options.rows or (BRIEF_ROWS if brief else ROWS))
     for scheme in options.scheme or SCHEMES:
-        measure_layers(ops, scheme)
-        counts = BRIEF_ROWS if options.brief else ROWS
-        for k, n in () if options.layers else BRIEF_SHAPES if options.brief else SHAPES:
+        if not options.rows:
+            measure_layers(ops, scheme)
+        for k, n in () if options.layers else BRIEF_SHAPES if brief else SHAPES:
             measure_shape(ops, scheme, k, n, counts=counts, plans=options.plans, reference=reference)
 
 
