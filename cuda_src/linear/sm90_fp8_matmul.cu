@@ -9,6 +9,11 @@ constexpr int STEP = 2 * TILE_K;   // of k, in a stage
 constexpr int SCALE_BLOCK = STEP;  // rows and columns of a weight that share a scale
 static_assert(SCALES == SCALE_BLOCK, "a stage has one scale of x a row");
 
+// Steps of each tile that the first warp group is ahead of the second, so that one multiplies while the other
+// adds up sums or stores results; 0: they go together. The ring holds what lies between them.
+constexpr int LEAD = 0;
+constexpr int LEAD_BARRIER = 2;  // beside that of `consumers_sync`
+
 constexpr int HELD = 4;  // steps of which the lanes of four hold the scales, one each
 
 // Scales of what a thread holds of a warp group's tile: two rows of x, and of the weight pairs of columns or,
@@ -127,25 +132,28 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
   const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
   const int out_columns = silu_mul ? out_features / 2 : out_features;
   const int warpgroup_columns = silu_mul ? V::HALF_N : WARPGROUP_N;
-  const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
+  const unsigned long long x_descriptor =
+      kept_descriptor(operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K));
   const unsigned long long weight_descriptor =
-      operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
+      kept_descriptor(operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K));
   T* const staging = ring + stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
+
+  // Of a warp's part of a tile.
+  auto row_of = [&](int2 tile) { return tile.x * V::TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS; };
+  auto column_of = [&](int2 tile) { return (tile.y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns; };
+
+  // Few rows wait for the weight. Where a tile has fewer steps than the ring stages, the first group might be
+  // at the next but one.
+  const bool one_leads = LEAD > 0 && WARPGROUPS_M == 2 && LEAD < stages && stages < work.num_steps;
+  const bool leads = one_leads && threadIdx.x < CONSUMERS / 2;
+  const bool follows = one_leads && threadIdx.x >= CONSUMERS / 2;
 
   wait_for_earlier_kernels();
   RingPosition at;
 #pragma unroll 1
   for (int index = work.first; index < work.tiles_m * work.tiles_n; index += work.stride) {
     const int2 tile = work.tile(index);
-    const int row0 = tile.x * V::TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS;
-    const int column0 = (tile.y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns;
-    Result<T, Out> result = {bias == nullptr ? nullptr : bias + column0,
-                             out + static_cast<long long>(row0) * out_stride + column0,
-                             num_rows - row0,
-                             min(warpgroup_columns, out_columns - column0),
-                             out_stride,
-                             accumulate != 0,
-                             lane};
+    const int row0 = row_of(tile), column0 = column_of(tile);
     const TileScales<V, BLOCKS> scales = {x_scales + row0,
                                           weight_scales,
                                           num_rows,
@@ -164,16 +172,18 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
     }
     typename step_scales_of<V, BLOCKS>::type of_steps(scales, work.first_step, work.num_steps);
     float sums[SUMS] = {};
+    if (follows) named_barrier_wait(LEAD_BARRIER, CONSUMERS);
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
       float parts[SUMS], of_parts[2][2];
       barrier_wait(&full[at.stage], at.parity);
-      const unsigned long long offset = at.stage * (V::STAGE_ELEMENTS * sizeof(T) >> 4);
+      const unsigned offset = at.stage * static_cast<unsigned>(V::STAGE_ELEMENTS * sizeof(T) >> 4);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < TILE_K / WGMMA_K; ++k) {
-        wgmma_e4m3<WARPGROUP_N>(parts, x_descriptor + offset + k * DESCRIPTOR_STEP_K,
-                                weight_descriptor + offset + k * DESCRIPTOR_STEP_K, k > 0);
+        const unsigned behind = offset + k * DESCRIPTOR_STEP_K;
+        wgmma_e4m3<WARPGROUP_N>(parts, descriptor_behind(x_descriptor, behind),
+                                descriptor_behind(weight_descriptor, behind), k > 0);
       }
       wgmma_commit();
       if constexpr (BLOCKS) of_steps.next(of_parts, step);
@@ -181,6 +191,7 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
       hold_registers(parts);
       release_stage<SHARING>(&empty[at.stage], lane);
       at.advance(stages);
+      if (leads && step + 1 == LEAD) named_barrier_arrive(LEAD_BARRIER, CONSUMERS);
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) {
         if constexpr (BLOCKS) {
@@ -190,6 +201,16 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
         }
       }
     }
+    // Where results go is found anew: registers are short while products run.
+    const int2 place = work.tile(unknown(index));
+    const int first_row = row_of(place), first_column = column_of(place);
+    Result<T, Out> result = {bias == nullptr ? nullptr : bias + first_column,
+                             out + static_cast<long long>(first_row) * out_stride + first_column,
+                             num_rows - first_row,
+                             min(warpgroup_columns, out_columns - first_column),
+                             out_stride,
+                             accumulate != 0,
+                             lane};
     // What is to be added comes while sums are scaled.
     uint4 residual[Result<T, Out>::SEGMENTS];
     if constexpr (V::THROUGH_SHARED) {

@@ -226,6 +226,34 @@ def test_blocks_that_share_a_weight_have_the_bits_of_those_that_do_not(
         np.testing.assert_array_equal(other, results[0])
 
 
+@pytest.mark.parametrize("scheme", ["rows", "blocks"], ids=lambda scheme: f"small-{scheme}")
+def test_rows_longer_than_the_ring_have_the_same_bits_in_every_tile(
+    scheme: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sm90.SM90_FP8_MATMUL.supports(cuda_ops.device.arch):
+        pytest.skip("no wgmma")
+    device, format, count, n, k = cuda_ops.device, SCHEMES[scheme], 136, 200, 1296
+    part, _ = weight_of(format, n, k, device)
+    weight, x = LinearWeight((part,)), from_numpy(random_array(26, (count, k), bfloat16), device)
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    plans = [plan for plan in sm90.plans_for(groups=scheme == "blocks", logits=False) if plan.splits == 1]
+    results = []
+    try:
+        for plan in (plans[0], plans[-2], plans[-1]):
+            monkeypatch.setattr(sm90, "choose_plan", lambda *_, plan=plan, **__: plan)
+            monkeypatch.setattr(sm90, "count_clusters_at_once", lambda *_: (2,))  # blocks have several tiles
+            cuda_ops.fp8_kernels.restrict(only=["sm90"])
+            out = from_numpy(random_array(27, (count, n), bfloat16), device)
+            cuda_ops.linear(x, weight, epilogue=Accumulate(), out=out)
+            results.append(out.numpy().view(np.uint16))
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
+    assert np.isfinite(results[0].view(bfloat16).astype(np.float32)).all()
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
 @cases
 @schemes
 @dtypes

@@ -229,6 +229,26 @@ __device__ __forceinline__ unsigned long long operand_descriptor(const void* sha
 }
 constexpr unsigned long long DESCRIPTOR_STEP_K = 32 >> 4;
 
+// Of an operand that lies 16 * `segments` bytes behind; its upper half, which is the same, stays a constant.
+__device__ __forceinline__ unsigned long long descriptor_behind(unsigned long long descriptor,
+                                                                unsigned segments) {
+  return descriptor >> 32 << 32 | static_cast<unsigned>(descriptor) + segments;
+}
+
+// The same value, of which the compiler no longer knows where it comes from: what follows from it is neither
+// found anew later on nor kept from before.
+template <typename T>
+__device__ __forceinline__ T unknown(T value) {
+  static_assert(sizeof(T) == sizeof(int), "one register");
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The same descriptor, which stays in a register.
+__device__ __forceinline__ unsigned long long kept_descriptor(unsigned long long descriptor) {
+  return descriptor >> 32 << 32 | unknown(static_cast<unsigned>(descriptor));
+}
+
 // Before the first product, and before one whose registers were touched since.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
