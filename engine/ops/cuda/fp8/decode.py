@@ -17,7 +17,7 @@ from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Poi
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.linear.decode import LEAST_UNITS, THREADS, UNIT, WARPS, cost_of_row
-from tessera.engine.ops.cuda.neighbours import asked_bytes, most_bytes
+from tessera.engine.ops.cuda.neighbours import asked_bytes, asks_half, most_bytes
 from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
 from tessera.engine.tensor import float32
 
@@ -142,14 +142,14 @@ def choose_tile(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
         return None
     needed = units_of_block(problem, multiprocessors)
     if problem.from_x:
-        room = most_bytes(shared_bytes, ends_half=problem.ends_half)
+        room = most_bytes(shared_bytes, has_half=_row_has_half(problem, multiprocessors))
         fitting = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room] or fitting
         units = min((tile.units for tile in fitting), key=lambda units: cost_of_row(units, needed))
         return _ring(fitting, units, needed, problem.in_features)
     whole = _of_least_loads(fitting, needed, problem.in_features)
     if whole.rounds(needed, problem.in_features) <= 1:
         return whole
-    room = most_bytes(shared_bytes, ends_half=True)
+    room = most_bytes(shared_bytes, has_half=True)
     halves = [tile for tile in fitting if tile.shared_bytes(problem.in_features) <= room]
     if halves:
         half = _of_least_loads(halves, needed, problem.in_features)
@@ -175,13 +175,17 @@ def _ring(tiles: list[Fp8DecodeTile], units: int, needed: int, in_features: int)
     return next((tile for tile in rings if tile.rounds(needed, in_features) <= 1), rings[-1])
 
 
+def _row_has_half(problem: Fp8Problem, multiprocessors: int) -> bool:
+    return asks_half(problem.features, problem.in_features, multiprocessors, ends_half=problem.ends_half)
+
+
 def launch_bytes(problem: Fp8Problem, tile: Fp8DecodeTile, multiprocessors: int, shared_bytes: int) -> int:
     """Shared memory that a launch asks for, with what `choose_tile` gives for the problem."""
     used = tile.shared_bytes(problem.in_features)
     if problem.from_x:
-        return asked_bytes(used, shared_bytes, ends_half=problem.ends_half)
+        return asked_bytes(used, shared_bytes, has_half=_row_has_half(problem, multiprocessors))
     rounds = tile.rounds(units_of_block(problem, multiprocessors), problem.in_features)
-    return asked_bytes(used, shared_bytes, ends_half=1 < rounds <= FEW_ROUNDS)
+    return asked_bytes(used, shared_bytes, has_half=1 < rounds <= FEW_ROUNDS)
 
 
 def takes_row(in_features: int, num_rows: int) -> bool:

@@ -16,7 +16,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, OutT
 from tessera.engine.ops.cuda.candidates import Candidate, Choice
 from tessera.engine.ops.cuda.linear.problem import LINEAR, LinearOperands, LinearProblem
-from tessera.engine.ops.cuda.neighbours import asked_bytes, most_bytes
+from tessera.engine.ops.cuda.neighbours import asked_bytes, asks_half, most_bytes
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, SEGMENT, WARP_SIZE, aligned, ceil_div
 from tessera.engine.tensor import bfloat16, float32
 
@@ -113,7 +113,8 @@ class DecodeTile:
         """`features` of the result; a block for each multiprocessor, unless there are fewer units of 8 features."""
         shared_bytes = self.shared_bytes(in_features, normed=normed)
         if self.tokens == 1:
-            shared_bytes = asked_bytes(shared_bytes, limits.shared_bytes, ends_half=ends_half)
+            has_half = asks_half(features, in_features, limits.multiprocessors, ends_half=ends_half)
+            shared_bytes = asked_bytes(shared_bytes, limits.shared_bytes, has_half=has_half)
         blocks = min(limits.multiprocessors, ceil_div(features, UNIT))
         return LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared_bytes)
 
@@ -182,7 +183,9 @@ def choose_decode_tile(
             and tile.fits(in_features, shared_bytes, normed=normed)
         ]
 
-    beside = fitting(most_bytes(limits.shared_bytes, ends_half=ends_half)) if one else []
+    has_half = asks_half(features, in_features, limits.multiprocessors, ends_half=ends_half)
+    alone = logits and has_half  # nothing comes behind logits
+    beside = fitting(most_bytes(limits.shared_bytes, has_half=has_half)) if one and not alone else []
     tiles = beside or fitting(limits.shared_bytes)
     if not tiles:
         return None

@@ -17,7 +17,7 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.neighbours import RESERVED_BYTES, asked_bytes, most_bytes
+from tessera.engine.ops.cuda.neighbours import RESERVED_BYTES, asked_bytes, asks_half, most_bytes
 from tessera.engine.ops.cuda.quant import slices as sliced
 from tessera.engine.ops.cuda.quant import sm90_fragments, sm90_product, sm90_row, sm90_rows, turn
 from tessera.engine.ops.cuda.quant.fixed_row import has_integers, row_bytes
@@ -104,7 +104,7 @@ class BlockTile:
     def leaves_room(self, format: PackedFormat, in_features: int, limit: int, *, normed: bool) -> bool:
         """Whether a long ring and blocks of a single row's products before and behind it fit a multiprocessor."""
         used = self.shared_bytes(format, in_features, normed=normed)
-        room = most_bytes(limit, ends_half=not normed)
+        room = most_bytes(limit, has_half=not normed)
         shares = self.blocks * (used + RESERVED_BYTES) <= room + RESERVED_BYTES
         return shares and self.stages >= LONG_STAGES and (normed or self.blocks == 1)
 
@@ -325,7 +325,8 @@ def _launch(
     blocks = tile.blocks if units >= 0.7 * tile.blocks * device.multiprocessors * tile.units else 1
     shared_bytes = tile.shared_bytes(part.format, in_features, normed=norm is not None)
     if tile.tokens == blocks == 1:
-        shared_bytes = asked_bytes(shared_bytes, device.max_shared_bytes, ends_half=accumulates)
+        has_half = asks_half(*part.shape, device.multiprocessors, ends_half=accumulates)
+        shared_bytes = asked_bytes(shared_bytes, device.max_shared_bytes, has_half=has_half)
     config = LaunchConfig((min(device.multiprocessors * blocks, units), 1, 1), (THREADS, 1, 1), shared_bytes)
     params = BlockMatmulParams(
         x=x[rows],

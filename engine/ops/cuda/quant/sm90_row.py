@@ -13,7 +13,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import SWIZZLE_BYTES, lines_map, words_map
 from tessera.engine.formats import KERNEL_FORMATS, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.neighbours import asked_bytes
+from tessera.engine.ops.cuda.neighbours import asked_bytes, asks_half
 from tessera.engine.ops.cuda.quant.fixed_row import WORD_BYTES, has_integers, row_bytes
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, WARP_SIZE, ceil_div
 from tessera.engine.tensor import Tensor, float32
@@ -144,7 +144,8 @@ def launch(
     tiles = ceil_div(features, TILE_ROWS)
     grid = min(device.multiprocessors * BLOCKS, tiles)
     used = shared_bytes(part.format, in_features, stages)
-    asked = asked_bytes(used, device.max_shared_bytes, ends_half=accumulates)
+    has_half = asks_half(features, in_features, device.multiprocessors, ends_half=accumulates)
+    asked = asked_bytes(used, device.max_shared_bytes, has_half=has_half)
     config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), asked)
     params = Sm90BlockRowParams(
         x=x,
