@@ -91,8 +91,7 @@ def test_copies_leave_room_for_neighbours(name: str, monkeypatch: pytest.MonkeyP
     product of some layers is in Q6_K."""
     sizes = [size_of(launch) + STATIC_BYTES for launch in layer_launches(name, monkeypatch)[PRODUCTS:]]
     plain, normed = [sizes[2], sizes[4]], [sizes[0], sizes[1], sizes[3]]
-    alone = plain if hidden // 8 >= device.multiprocessors else normed
-    assert all(2 * size > MULTIPROCESSOR_BYTES for size in alone)
+    assert all(2 * size > MULTIPROCESSOR_BYTES for size in plain)
     assert max(normed) + max(plain) <= MULTIPROCESSOR_BYTES
     if name == "Q4_K":
         in_q6_k = layer_launches("Q6_K", monkeypatch)[PRODUCTS - 1]
