@@ -9,11 +9,6 @@ constexpr int STEP = 2 * TILE_K;   // of k, in a stage
 constexpr int SCALE_BLOCK = STEP;  // rows and columns of a weight that share a scale
 static_assert(SCALES == SCALE_BLOCK, "a stage has one scale of x a row");
 
-// Steps of each tile that the first warp group is ahead of the second, so that one multiplies while the other
-// adds up sums or stores results; 0: they go together. The ring holds what lies between them.
-constexpr int LEAD = 0;
-constexpr int LEAD_BARRIER = 2;  // beside that of `consumers_sync`
-
 constexpr int HELD = 4;  // steps of which the lanes of four hold the scales, one each
 
 // Scales of what a thread holds of a warp group's tile: two rows of x, and of the weight pairs of columns or,
@@ -142,12 +137,6 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
   auto row_of = [&](int2 tile) { return tile.x * V::TILE_M + warpgroup_m * WGMMA_M + warp % 4 * WARP_ROWS; };
   auto column_of = [&](int2 tile) { return (tile.y * V::WARPGROUPS_N + warpgroup_n) * warpgroup_columns; };
 
-  // Few rows wait for the weight. Where a tile has fewer steps than the ring stages, the first group might be
-  // at the next but one.
-  const bool one_leads = LEAD > 0 && WARPGROUPS_M == 2 && LEAD < stages && stages < work.num_steps;
-  const bool leads = one_leads && threadIdx.x < CONSUMERS / 2;
-  const bool follows = one_leads && threadIdx.x >= CONSUMERS / 2;
-
   wait_for_earlier_kernels();
   RingPosition at;
 #pragma unroll 1
@@ -172,7 +161,6 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
     }
     typename step_scales_of<V, BLOCKS>::type of_steps(scales, work.first_step, work.num_steps);
     float sums[SUMS] = {};
-    if (follows) named_barrier_wait(LEAD_BARRIER, CONSUMERS);
 #pragma unroll 1
     for (int step = 0; step < work.num_steps; ++step) {
       float parts[SUMS], of_parts[2][2];
@@ -191,7 +179,6 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
       hold_registers(parts);
       release_stage<SHARING>(&empty[at.stage], lane);
       at.advance(stages);
-      if (leads && step + 1 == LEAD) named_barrier_arrive(LEAD_BARRIER, CONSUMERS);
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) {
         if constexpr (BLOCKS) {
