@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import random
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tessera.engine.gguf.names import is_gguf
 
 logger = logging.getLogger("tessera.serve")
 
-SEED_BYTES = 8
+SEED_BITS = 64
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,8 +193,7 @@ def _row_parameters(request: GenerationRequest, defaults: SamplingDefaults, max_
 
 
 def _seeds(seed: int | None, num_choices: int, num_prompts: int) -> list[Sequence[int]]:
-    """Of each prompt's choices. Random ones are drawn at once: each draw may wait for the interpreter's lock."""
+    """Of each prompt's choices. Random ones are no secrets; the operating system's bytes may wait for a lock."""
     if seed is None:
-        drawn = memoryview(secrets.token_bytes(SEED_BYTES * num_choices * num_prompts)).cast("Q")
-        return [drawn[first : first + num_choices] for first in range(0, len(drawn), num_choices)]
+        return [[random.getrandbits(SEED_BITS) for _ in range(num_choices)] for _ in range(num_prompts)]
     return [[(seed + index) & MAX_SEED for index in range(num_choices)]] * num_prompts

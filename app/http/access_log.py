@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -121,17 +121,13 @@ class RequestIdMiddleware:
             await error_response(trace.error, trace.dialect)(scope, receive, send_with_id)
         finally:
             self._counts.count_response(_endpoint(scope), CLIENT_CLOSED_REQUEST if status is None else status)
-            self._count_use(trace)
-            log_request(scope, client_id[0][1].decode() if client_id else None, status)
+            cost = trace.generation.account(trace.arrival) if trace.generation is not None else {}
+            if trace.model is not None:
+                prompt = cost.get("prompt_tokens", trace.num_prompt_tokens)
+                self._counts.count_use(trace.model, prompt or 0, cost.get("output_tokens", 0))
+            log_request(scope, client_id[0][1].decode() if client_id else None, status, cost)
             if trace.error is not None:
                 _drop_frames(trace.error)
-
-    def _count_use(self, trace: RequestTrace) -> None:
-        if trace.model is None:
-            return
-        cost = trace.generation.account(trace.arrival) if trace.generation is not None else {}
-        prompt = cost.get("prompt_tokens", trace.num_prompt_tokens)
-        self._counts.count_use(trace.model, prompt or 0, cost.get("output_tokens", 0))
 
 
 def _drop_frames(error: RequestError) -> None:
@@ -139,8 +135,11 @@ def _drop_frames(error: RequestError) -> None:
     error.__traceback__ = error.__cause__ = error.__context__ = None
 
 
-def log_request(scope: MutableMapping[str, Any], client_id: str | None, status: int | None) -> None:
-    """Write the line of a finished request. `status` is None if the client left before the response began."""
+def log_request(
+    scope: MutableMapping[str, Any], client_id: str | None, status: int | None, cost: Mapping[str, Any]
+) -> None:
+    """Write the line of a finished request, with what its generation cost. `status` is None if the client left before
+    the response began."""
     path = scope["path"]
     quiet = path in QUIET_PATHS or path.startswith(QUIET_PREFIX)
     if status is None:
@@ -158,7 +157,7 @@ def log_request(scope: MutableMapping[str, Any], client_id: str | None, status: 
         "model": trace.model,
         "stream": trace.stream,
         "prompt_tokens": trace.num_prompt_tokens,
-        **(trace.generation.account(trace.arrival) if trace.generation is not None else {}),
+        **cost,
         "total_ms": milliseconds(time.monotonic() - trace.arrival),
         **(_failure(trace.error) if trace.error is not None else {}),
     }

@@ -12,6 +12,7 @@ import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tessera.app.http.body import BODY_ARRIVED
 from tessera.app.http.dialect import error_object
 from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError, ShutdownError
 from tessera.app.server.connection_limit import ConnectionLimit
@@ -263,6 +264,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_body = False
         if not self._refused:
             super().on_message_complete()
+            self.scope["state"][BODY_ARRIVED] = True
 
     def send_400_response(self, msg: str) -> None:
         """Uvicorn's answer to what it cannot parse."""

@@ -206,14 +206,15 @@ def test_fault_stalls_many_short_texts_are_encoded_in_a_thread(monkeypatch: pyte
 def test_fault_stalls_seeds_and_bad_words_of_many_sequences_are_made_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each draw and each call of the tokenizer lets go of the interpreter's lock, and waits to have it again."""
+    """Each call of the tokenizer, or for random bytes of the operating system, lets go of the interpreter's lock and
+    waits to have it again."""
     drawn: list[int] = []
 
     def draw(size: int) -> bytes:
         drawn.append(size)
         return os.urandom(size)
 
-    monkeypatch.setattr("tessera.app.generate.sampling.secrets.token_bytes", draw)
+    monkeypatch.setattr("secrets.token_bytes", draw)
     client = FakeClient(always(play([5], finish="length")))
     settings = msgspec.structs.replace(tool_settings(tmp_path), max_choices=64)
     threads = Threads()
@@ -221,7 +222,7 @@ def test_fault_stalls_seeds_and_bad_words_of_many_sequences_are_made_at_once(
     body = {"model": "tiny", "prompt": [[5], [6]], "n": 32, "max_tokens": 1, "bad_words": ["a", "b", "c"]}
     answer = call(client, settings, "POST", "/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    assert drawn.count(8 * 64) == 1
+    assert len(drawn) < 8, "names of the request and of its answer"
     assert len(threads) == 2, "the prompts' texts, of which there are none, and the words"
     seeds = [one.params.seed for one in client.submissions]
     assert len(set(seeds)) == 64
