@@ -96,11 +96,18 @@ class RequestStream:
 
 
 class Inbox:
-    """A request's outputs until their consumer takes them, merged into one."""
+    """A request's outputs until their consumer takes them, merged into one.
 
-    __slots__ = ("accepted", "ended", "error", "output", "waiter")
+    Attributes:
+        account_id: of the account whose turn it is when the consumer is woken.
+        is_due: `wake` will be called.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("accepted", "account_id", "ended", "error", "is_due", "output", "waiter")
+
+    def __init__(self, account_id: int = 0) -> None:
+        self.account_id = account_id
+        self.is_due = False
         self.output: RequestOutput | None = None
         self.error: RequestError | None = None
         self.accepted = False
@@ -127,6 +134,7 @@ class Inbox:
                 timer.cancel()
 
     def deliver(self, output: RequestOutput) -> None:
+        """Keep an output; `wake` is to be called afterwards."""
         if self.ended:
             return
         if output.finish_reason == "error":
@@ -138,24 +146,28 @@ class Inbox:
             _merge(self.output, output)
         if output.finish_reason is not None:
             self.ended = True
-        self._wake()
 
     def accept(self) -> None:
         self.accepted = True
-        self._wake()
+        self.wake()
 
     def fail(self, error: RequestError) -> None:
+        """End with an error; `wake` is to be called afterwards."""
         if not self.ended:
             self.error = error
-            self.end()
+            self.ended = True
 
     def end(self) -> None:
         self.ended = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
+    def wake(self) -> bool:
+        """Let the consumer go on; False if none waits."""
+        self.is_due = False
+        if self.waiter is None or self.waiter.done():
+            return False
+        self.waiter.set_result(None)
+        return True
 
 
 def error_of(output: RequestOutput) -> RequestError:

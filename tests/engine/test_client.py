@@ -27,15 +27,17 @@ from tessera.engine.contract.errors import (
     RequestError,
 )
 from tessera.engine.contract.messages import (
+    AccountRef,
     Heartbeat,
     LoadProgress,
     RequestOutput,
     SchedulerStats,
+    StepOutputs,
     TokenLogprobs,
     refused,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.client import LEAST_WAKES, EngineClient
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.request_stream import Inbox, RequestStream, _merge, error_of
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
@@ -549,7 +551,40 @@ def test_fault_liveness_a_wait_that_begins_as_another_is_cancelled_is_woken() ->
         for_the_head = asyncio.ensure_future(inbox.wait())
         await asyncio.sleep(0)
         for_the_head.cancel()
-        asyncio.get_running_loop().call_later(0.01, inbox.deliver, RequestOutput("r", [1]))
+        asyncio.get_running_loop().call_later(0.01, inbox.wake)
         await inbox.wait()  # in this task, so before the other has ended
 
     run(scenario())
+
+
+def test_fault_fairness_a_step_with_hundreds_of_one_accounts_outputs_wakes_anothers_consumer_soon(
+    tmp_path: Path,
+) -> None:
+    """And wakes the rest in the passes of the loop that follow, each with all that has come meanwhile."""
+    heavy, light, num_streams = AccountRef(1), AccountRef(2), 200
+    order: list[str] = []
+
+    async def scenario() -> None:
+        client = EngineClient(tmp_path)
+        await client.start()
+        inboxes = {f"r{number}": Inbox(heavy.id) for number in range(num_streams)}
+        inboxes["light"] = Inbox(light.id)
+        client._inboxes.update(inboxes)
+
+        async def consume(name: str) -> int:
+            num_tokens = 0
+            async for output in RequestStream(client, name, inboxes[name]):
+                order.append(name)
+                num_tokens += len(output.token_ids)
+            return num_tokens
+
+        tasks = [asyncio.ensure_future(consume(name)) for name in inboxes]
+        await asyncio.sleep(0)
+        for reason in (None, "length"):
+            client._dispatch(StepOutputs("e", [RequestOutput(name, [1], finish_reason=reason) for name in inboxes]))
+        assert await asyncio.gather(*tasks) == [2] * len(inboxes)
+        await client.close()
+
+    run(scenario())
+    assert len(order) == num_streams + 1, "two outputs as one"
+    assert order.index("light") <= 2 * LEAST_WAKES

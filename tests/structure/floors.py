@@ -88,7 +88,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.tokens",),
     ("engine.gguf",),
     ("engine.contract",),
-    ("engine.contract.speculation",),
+    ("engine.contract.passes", "engine.contract.speculation"),
     ("loadtest",),
     ("loadtest.report",),
     ("loadtest.run",),
