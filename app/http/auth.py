@@ -53,14 +53,17 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
     def _holder(self, scope: Scope) -> KeyHolder:
-        given = _given_keys(scope)
-        if not given:
+        holder = holder_of_keys(scope, self._ring)
+        if holder is not None:
+            return holder
+        if not _given_keys(scope):
             raise AuthenticationError("No API key was given: send it as 'Authorization: Bearer KEY'.")
-        for key in given:
-            holder = self._ring.find(key)
-            if holder is not None:
-                return holder
         raise AuthenticationError("The API key is not valid.")
+
+
+def holder_of_keys(scope: Scope, ring: KeyRing) -> KeyHolder | None:
+    """The holder of the first key in the headers that is known."""
+    return next(filter(None, map(ring.find, _given_keys(scope))), None)
 
 
 def _given_keys(scope: Scope) -> list[bytes]:

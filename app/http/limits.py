@@ -1,4 +1,4 @@
-"""Limits before any route sees a request: the machine's memory, those of the request's key, and its turn to start."""
+"""Limits before any route sees a request: its turn to start, the machine's memory, those of the request's key."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.auth import OPEN_PATHS
+from tessera.app.http.auth import OPEN_PATHS, holder_of_keys
 from tessera.app.http.errors import PermissionDeniedError, error_response
-from tessera.app.keys.key_ring import KeyHolder, account_of_owner, background_account
+from tessera.app.keys.key_ring import KeyHolder, KeyRing, account_of_owner, background_account
 from tessera.app.limits.key_use import KeyUse
 from tessera.app.limits.lease import Lease
 from tessera.app.limits.memory_watermark import MemoryWatermark
@@ -27,28 +27,46 @@ KNOWN_ADDRESSES = 4096  # of clients, remembered with the account of each
 IPV6_NETWORK = 64  # bits; a client has all addresses of one
 
 
+class StartMiddleware:
+    """Lets a few requests go on in each pass of the event loop, in turn by account, before any of their work is done.
+
+    To be within what finds out the client's address.
+
+    A key counts here before it is checked for access; clients without a known one take turns by their addresses.
+    """
+
+    def __init__(self, app: ASGIApp, ring: KeyRing | None = None) -> None:
+        self._app = app
+        self._ring = ring
+        self._queue = StartQueue()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        trace_of(scope)  # the wait is a part of the request's time
+        async with self._queue.request(self._account_id(scope)):
+            await self._app(scope, receive, send)
+
+    def _account_id(self, scope: Scope) -> int:
+        holder = holder_of_keys(scope, self._ring) if self._ring is not None else None
+        return (holder.account if holder is not None else account_of(scope)).id
+
+
 class LimitsMiddleware:
     """Refuses work beyond a limit with 429 or 503, and says in headers what is left of the key's.
 
-    All requests start in turn by account. Only POST begins work that is limited, and requests whose key has no entry in
-    the keys file have no limits of their own.
+    Only POST begins work that is limited, and requests whose key has no entry in the keys file have no limits of their
+    own.
     """
 
     def __init__(self, app: ASGIApp, use: KeyUse, watermark: MemoryWatermark) -> None:
         self._app = app
         self._use = use
         self._watermark = watermark
-        self._start_queue = StartQueue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        async with self._start_queue.request(account_of(scope).id):
-            await self._start(scope, receive, send)
-
-    async def _start(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         holder = holder_of(scope)

@@ -26,7 +26,7 @@ from tessera.app.http.auth import AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
 from tessera.app.http.forwarded import ForwardedMiddleware, TrustedProxies
-from tessera.app.http.limits import LimitsMiddleware
+from tessera.app.http.limits import LimitsMiddleware, StartMiddleware
 from tessera.app.http.paths import PathMiddleware, check_root_path
 from tessera.app.keys.key_ring import KeyRing
 from tessera.app.limits.key_metrics import KeyMetrics
@@ -256,6 +256,7 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     paths = [route.path for route in app.state.api_routes]
     check_root_path(settings.root_path, paths)
     app.add_middleware(PathMiddleware, routes=paths)
+    app.add_middleware(StartMiddleware, ring=ring)
     proxies = TrustedProxies(settings.forwarded_allow_ips)
     if proxies or settings.root_path:
         app.add_middleware(ForwardedMiddleware, proxies=proxies, root_path=settings.root_path)  # outermost
