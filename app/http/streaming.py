@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -36,23 +37,43 @@ STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], timeout: float) -> T:
     """The result of `work`, which is cancelled when its client leaves or the time is up.
 
+    It runs in the caller's task: one of its own would have the result wait for several turns of the event loop.
+
     Raises:
         ClientDisconnectedError: the client left.
         GenerationTimeoutError: no result within `timeout` seconds.
     """
-    worker = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None, "it is awaited in a task"
+    reasons: list[Exception] | None = []  # why it has been cancelled here; None: it has ended
+
+    def end(error: Exception) -> None:
+        if reasons == []:
+            reasons.append(error)
+            task.cancel()
+
+    def end_if_left(watcher: asyncio.Future[None]) -> None:
+        if not watcher.cancelled():
+            end(ClientDisconnectedError())
+
+    def end_late() -> None:
+        end(GenerationTimeoutError(f"The response was not complete within {timeout:g} seconds."))
+
     watcher = asyncio.ensure_future(_disconnected(receive))
+    watcher.add_done_callback(end_if_left)
+    timer = asyncio.get_running_loop().call_later(timeout, end_late)
     try:
-        await asyncio.wait({worker, watcher}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if worker.done():
-            return worker.result()
-        if watcher.done():
-            raise ClientDisconnectedError
-        raise GenerationTimeoutError(f"The response was not complete within {timeout:g} seconds.")
+        return await work
+    except asyncio.CancelledError:
+        if not reasons:
+            raise
+        if sys.version_info >= (3, 11):
+            task.uncancel()
+        raise reasons.pop() from None  # kept in no variable: its frames would have it, for a collection of garbage
     finally:
-        worker.cancel()
+        reasons = None
+        timer.cancel()
         watcher.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -11,6 +11,8 @@ import pytest
 from starlette.requests import Request
 
 from tessera.app.http.body import read_json_object
+from tessera.app.http.errors import ClientDisconnectedError, GenerationTimeoutError
+from tessera.app.http.streaming import run_while_connected
 from tessera.app.text.workers import TextWorkers
 from tests.support.http_fixtures import settings_for
 
@@ -72,3 +74,54 @@ def test_a_cancelled_request_stays_cancelled_when_its_prompt_is_rendered() -> No
 
     assert asyncio.run(scenario()) > 1
     workers.close()
+
+
+async def never() -> Any:
+    await asyncio.get_running_loop().create_future()
+
+
+def test_a_result_reaches_its_request_in_the_next_turn_of_the_event_loop() -> None:
+    async def scenario() -> None:
+        arrived: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        async def work() -> int:
+            return await arrived
+
+        task = asyncio.ensure_future(run_while_connected(never, work(), 60.0))
+        await asyncio.sleep(0)
+        arrived.set_result(3)
+        await asyncio.sleep(0)
+        assert task.done()
+        assert task.result() == 3
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "nobody looks any more whether the client has left"
+
+    asyncio.run(scenario())
+
+
+def test_work_ends_with_its_client_its_time_or_its_task() -> None:
+    ended: list[str] = []
+
+    async def work(name: str) -> None:
+        try:
+            await never()
+        finally:
+            ended.append(name)
+
+    async def leave() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def scenario() -> None:
+        with pytest.raises(ClientDisconnectedError):
+            await run_while_connected(leave, work("client"), 60.0)
+        with pytest.raises(GenerationTimeoutError):
+            await run_while_connected(never, work("time"), 0.001)
+        await asyncio.sleep(0)  # nothing of it is left to cancel the task
+        task = asyncio.ensure_future(run_while_connected(never, work("task"), 60.0))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    assert ended == ["client", "time", "task"]
