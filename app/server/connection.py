@@ -18,6 +18,7 @@ from tessera.app.http.errors import UNAVAILABLE_RETRY_AFTER, BodyTimeoutError, S
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.engine.contract.errors import EngineUnavailableError, InvalidRequestError, RequestError
 from tessera.engine.contract.logs import request_context
+from tessera.engine.contract.passes.pass_queue import PassQueue
 
 MAX_HEAD_BYTES = 2**16
 MAX_FRAMING_BYTES = 2**16  # chunk sizes, chunk extensions and trailer fields of one body
@@ -120,14 +121,14 @@ class HeldHead:
 
 
 class QueueingFlow(FlowControl):
-    """Reads nothing more while requests wait in the queue."""
+    """Reads nothing more while requests, or bytes, wait in a queue."""
 
-    def __init__(self, transport: asyncio.Transport, queue: Sized) -> None:
+    def __init__(self, transport: asyncio.Transport, *queues: Sized) -> None:
         super().__init__(transport)
-        self._queue = queue
+        self._queues = queues
 
     def resume_reading(self) -> None:
-        if not self._queue:
+        if not any(self._queues):
             super().resume_reading()
 
 
@@ -136,12 +137,18 @@ class BoundedConnection(HttpToolsProtocol):
 
     The time counts from the connection's beginning, or from the first byte of a later request; between two
     requests uvicorn's own keep-alive time holds. Trailer fields are dropped.
+
+    What hundreds of connections receive at once is read in turn by `reads`.
     """
 
-    def __init__(self, *args: Any, head_timeout: float, limit: ConnectionLimit, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, head_timeout: float, limit: ConnectionLimit, reads: PassQueue, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._head_timeout = head_timeout
         self._limit = limit
+        self._reads = reads
+        self._unread: list[bytes] = []
         self._head_timer: asyncio.TimerHandle | None = None
         self._num_messages = 0
         self._head_bytes = self._body_bytes = self._framing_bytes = 0
@@ -156,7 +163,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = QueueingFlow(transport, self.pipeline)
+        self.flow = QueueingFlow(transport, self.pipeline, self._unread)
         if self.client is not None:
             self._log_context = {"client": self.client[0]}
         place = self._limit.enter(self)
@@ -190,6 +197,28 @@ class BoundedConnection(HttpToolsProtocol):
             self.drop()
 
     def data_received(self, data: bytes) -> None:
+        if not self._unread and self._reads.enter():
+            self._read(data)
+            return
+        if not self._unread:
+            self._reads.put(0, self._read_later)  # whose it is will be known once it is read
+        self._unread.append(data)
+        self.flow.pause_reading()
+
+    def _read_later(self) -> bool:
+        if self.transport.is_closing():
+            return False
+        self.loop.call_soon(self._read_unread)
+        return True
+
+    def _read_unread(self) -> None:
+        data = b"".join(self._unread)
+        self._unread.clear()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
         if self._refused:
             return
         was_in_body, num_messages, body_bytes = self._in_body, self._num_messages, self._body_bytes

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from tessera.app.http.counts import HttpCounts
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.key_ring import KeyRing
 from tessera.app.ops.metrics_text import Countable
+from tessera.app.server.accepts import Accepts
 from tessera.app.server.application import create_app
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import SPARE_PLACES, ConnectionLimit
@@ -30,12 +32,16 @@ from tessera.app.sockets.listener import BACKLOG
 from tessera.app.sockets.tls import HANDSHAKE_TIMEOUT, TlsContext, make_context
 from tessera.app.text.tokenizer import IdTokenizer
 from tessera.engine.contract.heap import HeapTrimmer, OldGarbage, bound_heap
+from tessera.engine.contract.passes.pass_queue import PassQueue
 
 logger = logging.getLogger("tessera.serve")
 
 TICKS_BETWEEN_SWEEPS = 10
 DRAIN_POLL = 0.1  # seconds
 LAST_WORDS = 1.0  # seconds for errors after the drain
+SWITCH_INTERVAL = 0.0005  # seconds; a thread that renders or encodes waits so long for a busy event loop, several times
+READ_SECONDS = 0.003  # for what connections have received, in one pass of the event loop
+LEAST_READS, MOST_READS = 16, 64  # connections in one pass, each of which takes about a tenth of a millisecond
 
 
 def freeze_what_is_loaded(garbage: OldGarbage) -> None:
@@ -45,6 +51,11 @@ def freeze_what_is_loaded(garbage: OldGarbage) -> None:
     garbage.take_over()
     bound_heap()
     HeapTrimmer().start()
+
+
+def share_interpreter() -> None:
+    """Let threads have the interpreter's lock soon: beside a busy event loop a chat waited for it for 20 ms."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
 
 
 def prepare_routes(app: FastAPI) -> None:
@@ -85,10 +96,14 @@ class BoundedServer(uvicorn.Server):
         self._drain_timeout = drain_timeout
         self._stall_timeout = settings.stall_timeout
         self._limit = ConnectionLimit(max_connections, counts)
+        reads = PassQueue(READ_SECONDS, LEAST_READS, MOST_READS)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=cast(Any, partial(BoundedConnection, head_timeout=settings.body_timeout, limit=self._limit)),
+                http=cast(
+                    Any,
+                    partial(BoundedConnection, head_timeout=settings.body_timeout, limit=self._limit, reads=reads),
+                ),
                 ws="none",
                 log_config=None,
                 access_log=False,
@@ -119,7 +134,10 @@ class BoundedServer(uvicorn.Server):
         self.servers = []
         for listener in sockets or ():
             listen = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
-            server = await cast(Any, listen)(make_protocol, sock=listener, ssl=self._tls, backlog=BACKLOG, **handshake)
+            accepts = Accepts(listener, make_protocol, self._tls, **handshake)
+            server = await cast(Any, listen)(
+                accepts.make_protocol, sock=listener, ssl=self._tls, backlog=BACKLOG, **handshake
+            )
             self.servers.append(server)
         self.started = True
 
@@ -205,6 +223,7 @@ class HttpServer(BoundedServer):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        share_interpreter()
         self._lag = LoopLag(self._http_counts.observe_lag, self._log_stalls)
         self._lag.start()
 

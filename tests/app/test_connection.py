@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tessera.engine.contract.passes.pass_queue import PassQueue
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -58,7 +59,9 @@ async def written_by(*answers: Answer, method: bytes = b"GET") -> list[bytes]:
     config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
     config.load()
     limit = ConnectionLimit(4, HttpCounts(["/"], models=()))
-    connection = BoundedConnection(config, ServerState(), {}, head_timeout=60.0, limit=limit)
+    connection = BoundedConnection(
+        config, ServerState(), {}, head_timeout=60.0, limit=limit, reads=PassQueue(1.0, 64, 64)
+    )
     transport = WrittenTransport()
     connection.connection_made(transport)
     connection.data_received(REQUEST.replace(b"GET", method) * len(answers))
@@ -114,3 +117,40 @@ def test_a_head_without_a_body_and_answers_to_requests_sent_ahead() -> None:
     pieces = asyncio.run(written_by(whole, stream, whole))
     assert b"".join(pieces).count(b"HTTP/1.1 200 OK") == 3
     assert pieces[0].endswith(b"\r\n\r\nok")
+
+
+def test_fault_fairness_what_hundreds_of_connections_receive_is_read_in_several_passes() -> None:
+    """In the order of its arrival, and whole: what came later, and to the same connection, behind what came first."""
+    num_connections, least = 20, 4
+    by_pass: list[list[str]] = [[]]
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        by_pass[-1].append(scope["path"])
+        message = await receive()
+        assert message["body"] == b"ab"
+        await send(HEAD)
+        await send(body(b"", False))
+
+    async def main() -> None:
+        config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
+        config.load()
+        limit = ConnectionLimit(64, HttpCounts(["/"], models=()))
+        reads = PassQueue(1e-9, least, least)
+        connections = []
+        for number in range(num_connections):
+            connection = BoundedConnection(config, ServerState(), {}, head_timeout=60.0, limit=limit, reads=reads)
+            connection.connection_made(WrittenTransport())
+            head = f"POST /{number} HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n".encode()
+            connection.data_received(head[:20])
+            connection.data_received(head[20:] + b"ab")
+            connections.append(connection)
+        connections[-1].transport.close()
+        for _ in range(2 * num_connections):
+            await asyncio.sleep(0)
+            by_pass.append([])
+        for connection in connections:
+            connection.connection_lost(None)
+
+    asyncio.run(main())
+    assert [path for paths in by_pass for path in paths] == [f"/{number}" for number in range(num_connections - 1)]
+    assert max(map(len, by_pass)) <= least
