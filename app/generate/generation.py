@@ -281,6 +281,7 @@ class Generation:
     params: SamplingParams | None = None
     submitted: float = 0.0
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _begun: set[int] = field(default_factory=set)  # choices of which a delta has been counted
 
     def usage(self) -> Usage:
         return Usage(
@@ -337,6 +338,20 @@ class Generation:
         Raises (the iteration): RequestError: the engine failed one of the sequences.
         """
         return self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
+
+    def num_values(self, delta: Delta) -> int:
+        """Tokens and log-probabilities of a delta and, with a choice's first, of its prompt.
+
+        One row counts for all of a list, as they are asked for together. A client that reads slowly gets thousands.
+        """
+        total = 1 + len(delta.token_ids)
+        if delta.entries:
+            total += len(delta.entries) * (1 + len(delta.entries[0].logprobs.top_token_ids))
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            first = self.choices[delta.index - delta.index % self.choices_per_prompt]
+            total += sum(len(scores) * (1 + scores.num_top) for scores in first.prompt_logprobs)
+        return total
 
     async def abort(self) -> None:
         """Stop every sequence that has not ended; does nothing when all have."""

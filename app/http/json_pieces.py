@@ -38,6 +38,11 @@ def json_pieces(value: Any) -> list[bytes]:
     return list(_pieces(value))
 
 
+def json_in_pieces(value: Any) -> bytes:
+    """The JSON, which may be large, at last as one."""
+    return b"".join(_pieces(value))
+
+
 def _pieces(value: Any) -> Iterator[bytes]:
     if type(value) is dict and _size(value) > MAX_PIECE_VALUES:
         keys = [orjson.dumps(key) + b":" for key in value]

@@ -7,12 +7,14 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
+from tessera.app.http.body import built
 from tessera.app.http.description import EVENT_STREAM
 from tessera.app.http.errors import (
     ClientDisconnectedError,
@@ -29,6 +31,7 @@ logger = logging.getLogger("tessera.app")
 T = TypeVar("T")
 
 HEAD_PATIENCE = 5.0  # seconds
+MAX_SENT = 2**20  # bytes at once: they are copied on the event loop
 COMMENT = b": keep-alive\n\n"
 
 STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -87,6 +90,9 @@ class Source(Protocol):
     async def wait_accepted(self, seconds: float) -> None: ...
 
     def deltas(self) -> AsyncGenerator[Any, None]: ...
+
+    def num_values(self, delta: Any) -> int:
+        """What its events may list. Called once for each delta."""
 
     async def abort(self) -> None: ...
 
@@ -161,7 +167,10 @@ class EventStream(Response):
         send.keep_alive(events.keepalive)
         async with contextlib.aclosing(self._source.deltas()) as deltas:
             async for delta in deltas:
-                await send({"type": "http.response.body", "body": events.delta(delta), "more_body": True})
+                body = await built(self._source.num_values(delta), partial(events.delta, delta))
+                for begin in range(0, max(len(body), 1), MAX_SENT):
+                    piece = body[begin : begin + MAX_SENT] if len(body) > MAX_SENT else body
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": events.closing(), "more_body": False})
 
     async def _fail(self, error: RequestError, scope: Scope, receive: Receive, send: Send) -> None:

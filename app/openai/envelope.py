@@ -16,12 +16,14 @@ from typing import Any
 import orjson
 
 from tessera import __version__
-from tessera.app.generate.generation import Generation, Usage
+from tessera.app.generate.generation import Delta, Generation, Usage
 from tessera.app.http.dialect import error_object
+from tessera.app.http.json_pieces import json_in_pieces
 from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import EngineInfo
 
 DONE = b"data: [DONE]\n\n"
+MANY_ENTRIES = 256  # of log-probabilities in one chunk
 
 
 @dataclass(slots=True)
@@ -121,3 +123,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
             "rejected_prediction_tokens": usage.num_rejected_draft_tokens,
         },
     }
+
+
+def choice_json(choice: dict[str, Any], delta: Delta) -> bytes:
+    """The choice of a delta's chunk; a client that reads slowly gets thousands of log-probabilities in one."""
+    return json_in_pieces(choice) if len(delta.entries) > MANY_ENTRIES else orjson.dumps(choice)

@@ -39,5 +39,8 @@ class StoringSource:
                 yield delta
         await self._store_result()
 
+    def num_values(self, delta: Delta) -> int:
+        return self._generation.num_values(delta)
+
     async def abort(self) -> None:
         await self._generation.abort()

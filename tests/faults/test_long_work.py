@@ -25,21 +25,27 @@ from tessera.app.generate.completion import Completion, num_values
 from tessera.app.generate.generation import Choice, Generation, TextOptions, TokenEntry
 from tessera.app.generate.prompt import MAX_INLINE_CHARS, MAX_INLINE_IDS, MAX_INLINE_TEXTS, are_small, checked_token_ids
 from tessera.app.http.body import MAX_INLINE_ITEMS, MAX_INLINE_VALUES, built, run_in_turn
-from tessera.app.http.json_pieces import PiecesResponse, body_of, json_pieces
+from tessera.app.http.json_pieces import PiecesResponse, body_of, json_in_pieces, json_pieces
 from tessera.app.ollama.messages import OllamaMessage, chat_messages
 from tessera.app.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from tessera.app.openai.chat import routes as chat_routes
+from tessera.app.openai.chat import store as chat_store
 from tessera.app.openai.chat.schema import ChatCompletionRequest
+from tessera.app.openai.chat.store import CompletionStore
 from tessera.app.openai.completions import routes as completion_routes
+from tessera.app.openai.completions.events import CompletionEvents
 from tessera.app.openai.embeddings import embedders
 from tessera.app.openai.embeddings import routes as embedding_routes
+from tessera.app.openai.responses import store as responses_store
 from tessera.app.openai.responses.schema import ResponsesRequest
+from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.openai.tokenize import routes as tokenize_routes
 from tessera.app.openai.tokenize.schema import DetokenizeRequest
-from tessera.app.schema.chat import ChatRequest
+from tessera.app.schema.chat import ChatMessage, ChatRequest
 from tessera.app.schema.fields import ids_from
 from tessera.app.schema.request import MAX_WHOLE_FLOATS, RequestModel, parse_request
 from tessera.app.server.http_server import prepare_routes
+from tessera.app.store.store import Store
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import (
@@ -57,7 +63,7 @@ from tessera.engine.ipc.client import RECEIVE_SECONDS, EngineClient
 from tessera.engine.ipc.request_stream import Inbox
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.fake_runner import Harness
-from tests.support.http_fixtures import call
+from tests.support.http_fixtures import call, events
 from tests.support.surface_fixtures import tool_settings
 
 HELLO = {"role": "user", "content": "hello"}
@@ -487,3 +493,70 @@ def test_fault_stalls_log_probabilities_are_not_counted_one_by_one() -> None:
     entry = TokenEntry(TokenLogprobs(1, -0.5, 1, [1, 2, 3], [-0.5, -1.0, -2.0]), 0)
     generation = Generation([Choice(0, None, TextOptions())], [], 2)  # type: ignore[arg-type]
     assert num_values(generation, [Completion(text="a", entries=Rows([entry] * 5))]) == 1 + 5 * 4
+
+
+def test_fault_stalls_many_log_probabilities_of_a_stream_are_written_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those of an echoed prompt, and of what has come while the client did not read."""
+    threads = Threads()
+    scored = PromptScores.of([TokenLogprobs(5, -0.5, 1, [5, 1], [-0.5, -1.0])] * 40)
+    monkeypatch.setattr(CompletionEvents, "delta", threads.noting(CompletionEvents.delta))
+    monkeypatch.setattr("tessera.app.http.body.MAX_INLINE_VALUES", 100)
+    monkeypatch.setattr("tessera.app.openai.envelope.MANY_ENTRIES", 8)
+    monkeypatch.setattr("tessera.app.http.streaming.MAX_SENT", 50)
+    body = {"model": "tiny", "prompt": [5] * 41, "logprobs": 1, "max_tokens": 50, "echo": True}
+    outputs = play([5] * 48, per_output=48, logprobs=True, finish=None) + play([5] * 2, logprobs=True, finish="length")
+    outputs[0].prompt_logprobs = [scored]
+    small = play([5] * 2, logprobs=True, finish="length")
+    small[0].prompt_logprobs = [scored]
+    found: list[Any] = []
+    for script, stream in ((outputs, True), (outputs, False), (small, True)):
+        client = FakeClient(always(script))
+        answer = call(
+            client,
+            tool_settings(tmp_path / str(len(found))),
+            "POST",
+            "/v1/completions",
+            json={**body, "stream": stream},
+        )
+        assert answer.status_code == 200, answer.text
+        found.append(answer)
+    choices = [event["choices"][0]["logprobs"] for event in events(found[0].content)]
+    streamed = {name: [each for one in choices if one for each in one[name]] for name in ("tokens", "token_logprobs")}
+    whole = found[1].json()["choices"][0]["logprobs"]
+    assert streamed == {name: whole[name] for name in streamed}
+    assert threads == ["response", "MainThread", "MainThread", "response", "MainThread"]
+
+
+def test_fault_stalls_large_stored_objects_are_written_and_read_in_the_stores_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    threads = Threads()
+    monkeypatch.setattr(chat_store, "json_in_pieces", threads.noting(json_in_pieces))
+    monkeypatch.setattr(chat_store, "_completion_of", threads.noting(chat_store._completion_of))
+    monkeypatch.setattr(responses_store, "json_in_pieces", threads.noting(json_in_pieces))
+    monkeypatch.setattr(StoredResponse, "decoded", threads.noting(StoredResponse.decoded))
+
+    async def scenario() -> None:
+        store = Store(None, (responses_store.RESPONSES,))
+        settings = tool_settings(tmp_path)
+        store.start()
+        completions, responses = CompletionStore(store, settings), ResponseStore(store, settings)
+        completion = {"id": "c1", "model": "tiny", "metadata": {}}
+        await completions.store_completion("t", completion, [HELLO])
+        assert await completions.find("t", "c1") == completion
+        assert await completions.messages("t", "c1") == [HELLO]
+        message = ChatMessage.model_validate(HELLO)
+        stored = StoredResponse({"id": "r1", "output": [{"id": "i1"}]}, (message, message), ({"id": "m1"},))
+        await responses.store_response("t", stored)
+        assert await responses.find("t", "r1", uses=True) == stored
+        assert await responses.find_response("t", "r1") == stored.response
+        assert await responses.find_item("t", "i1") == {"id": "i1"}
+        assert await responses.find("t", "r2") is None
+        assert await responses.find_item("t", "i2") is None
+        await store.close()
+
+    asyncio.run(scenario())
+    assert len(threads) == 4
+    assert "MainThread" not in threads

@@ -10,7 +10,7 @@ from tessera.app.generate.generation import Delta, Generation
 from tessera.app.http.streaming import COMMENT
 from tessera.app.openai.chat.calls import CallForm
 from tessera.app.openai.chat.schema import ChatCompletionRequest
-from tessera.app.openai.envelope import ChunkOptions, ChunkWriter, CompletionHead
+from tessera.app.openai.envelope import ChunkOptions, ChunkWriter, CompletionHead, choice_json
 from tessera.app.openai.logprobs import chat_logprobs
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
@@ -70,7 +70,7 @@ class ChatEvents:
         if delta.parts is not None:
             events = self._parts(delta, delta.parts)
         elif delta.text or not self._plain:
-            events = self._writer.chunk(orjson.dumps(self._choice(delta, {"content": delta.text})))
+            events = self._writer.chunk(choice_json(self._choice(delta, {"content": delta.text}), delta))
         if delta.finish_reason is not None:
             reason = self._calls.finish_reason(delta.finish_reason)
             end = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": reason}
@@ -89,7 +89,7 @@ class ChatEvents:
         events = b""
         if not self._plain:
             first = contents.pop(0) if contents else {}
-            events = self._writer.chunk(orjson.dumps(self._choice(delta, first)))
+            events = self._writer.chunk(choice_json(self._choice(delta, first), delta))
         for content in contents:
             choice = {"index": delta.index, "delta": content, "logprobs": None, "finish_reason": None}
             events += self._writer.chunk(orjson.dumps(choice))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request
 
+from tessera.app.http.json_pieces import json_in_pieces
 from tessera.app.openai.pages import PageRequest, list_object, unknown_after
 from tessera.app.settings import AppSettings
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
@@ -18,6 +19,8 @@ from tessera.app.store.store import Store
 from tessera.engine.contract.errors import NotFoundError
 
 logger = logging.getLogger("tessera.app")
+
+T = TypeVar("T")
 
 
 class CompletionStore:
@@ -35,9 +38,9 @@ class CompletionStore:
 
     async def store_completion(self, tenant: str, completion: dict[str, Any], messages: list[dict[str, Any]]) -> None:
         """Store a completion and its request's messages; one that cannot be stored is given out all the same."""
-        body = orjson.dumps({"completion": completion, "messages": messages})
 
         def change(database: sqlite3.Connection) -> None:
+            body = json_in_pieces({"completion": completion, "messages": messages})
             self._table.insert(database, tenant, completion["id"], body, label=completion["model"])
 
         try:
@@ -47,12 +50,16 @@ class CompletionStore:
 
     async def find(self, tenant: str, completion_id: str) -> dict[str, Any]:
         """The completion. Raises NotFoundError."""
-        return _completion_of(await self._found(tenant, completion_id))
+        return await self._found(tenant, completion_id, _completion_of)
 
     async def messages(self, tenant: str, completion_id: str) -> list[dict[str, Any]]:
         """The messages of the completion's request. Raises NotFoundError."""
-        messages: list[dict[str, Any]] = orjson.loads((await self._found(tenant, completion_id)).body)["messages"]
-        return messages
+
+        def messages_of(stored: StoredObject) -> list[dict[str, Any]]:
+            messages: list[dict[str, Any]] = orjson.loads(stored.body)["messages"]
+            return messages
+
+        return await self._found(tenant, completion_id, messages_of)
 
     async def replace_metadata(self, tenant: str, completion_id: str, metadata: dict[str, str]) -> dict[str, Any]:
         """-> the completion. Raises NotFoundError."""
@@ -63,7 +70,7 @@ class CompletionStore:
                 raise _not_found(completion_id)
             fields = orjson.loads(found.body)
             completion: dict[str, Any] = {**fields["completion"], "metadata": metadata}
-            body = orjson.dumps({**fields, "completion": completion})
+            body = json_in_pieces({**fields, "completion": completion})
             self._table.replace_body(database, tenant, completion_id, body)
             return completion
 
@@ -99,11 +106,16 @@ class CompletionStore:
 
         return await self._store.query(query)
 
-    async def _found(self, tenant: str, completion_id: str) -> StoredObject:
-        found = await self._store.query(lambda database: self._table.find(database, tenant, completion_id))
-        if found is None:
-            raise _not_found(completion_id)
-        return found
+    async def _found(self, tenant: str, completion_id: str, read: Callable[[StoredObject], T]) -> T:
+        """What `read` makes of a completion, which may be large, in the store's thread."""
+
+        def query(database: sqlite3.Connection) -> T:
+            found = self._table.find(database, tenant, completion_id)
+            if found is None:
+                raise _not_found(completion_id)
+            return read(found)
+
+        return await self._store.query(query)
 
 
 def completions_of(request: Request) -> CompletionStore:

@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 
 from tessera.app.generate.generation import Delta, Generation
+from tessera.app.http.json_pieces import json_in_pieces
 from tessera.app.http.streaming import COMMENT
 from tessera.app.openai.completions.logprobs import Echo, completion_logprobs, echo_logprobs
-from tessera.app.openai.envelope import ChunkOptions, ChunkWriter, CompletionHead
+from tessera.app.openai.envelope import ChunkOptions, ChunkWriter, CompletionHead, choice_json
 from tessera.app.text.tokenizer import Tokenizer
 from tessera.engine.contract.errors import RequestError
 from tessera.engine.contract.messages import rows_of
@@ -77,14 +78,14 @@ class CompletionEvents:
             choice["logprobs"] = echo_logprobs(echo, found, self._tokenizer, self._num_logprobs, as_ids=self._names_ids)
         if self._prompt_token_ids is not None:
             choice["prompt_token_ids"] = self._prompt_token_ids[index]
-        return self._writer.chunk(orjson.dumps(choice))
+        return self._writer.chunk(json_in_pieces(choice))
 
     def _delta(self, delta: Delta) -> bytes:
         if delta.finish_reason is None and self._plain:
             return self._writer.chunk(b'{"text":' + orjson.dumps(delta.text) + self._ends[delta.index])
         events = b""
         if delta.text or not self._plain:
-            events = self._writer.chunk(orjson.dumps(self._choice(delta)))
+            events = self._writer.chunk(choice_json(self._choice(delta), delta))
         if delta.finish_reason is not None:
             end = _choice_object(delta.index, "", delta.finish_reason)
             events += self._writer.chunk(orjson.dumps(end))

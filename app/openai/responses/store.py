@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request
 from pydantic import TypeAdapter
 
+from tessera.app.http.json_pieces import json_in_pieces
 from tessera.app.schema.chat import ChatMessage
 from tessera.app.settings import AppSettings
 from tessera.app.store.errors import StoreFullError, StoreUnavailableError
-from tessera.app.store.objects import ObjectTable, StoredObject, StoreLimits
+from tessera.app.store.objects import ObjectTable, StoreLimits
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 
 logger = logging.getLogger("tessera.app")
 
-MESSAGES: TypeAdapter[tuple[ChatMessage, ...]] = TypeAdapter(tuple[ChatMessage, ...])
+T = TypeVar("T")
+
+MESSAGE: TypeAdapter[ChatMessage] = TypeAdapter(ChatMessage)
 
 # Output items, which `item_reference` names; responses in the background and their events.
 RESPONSES = Schema(
@@ -58,13 +62,14 @@ class StoredResponse:
 
     def encoded(self) -> bytes:
         """Messages that several responses share are stored, and counted, for each."""
-        messages = orjson.Fragment(MESSAGES.dump_json(self.messages, exclude_none=True))
-        return orjson.dumps({"response": self.response, "messages": messages, "input_items": self.input_items})
+        messages = [orjson.Fragment(MESSAGE.dump_json(message, exclude_none=True)) for message in self.messages]
+        items = list(self.input_items)
+        return json_in_pieces({"response": self.response, "messages": messages, "input_items": items})
 
     @classmethod
     def decoded(cls, body: bytes) -> StoredResponse:
         fields = orjson.loads(body)
-        messages = MESSAGES.validate_python(fields["messages"])
+        messages = tuple(map(MESSAGE.validate_python, fields["messages"]))
         return cls(fields["response"], messages, tuple(fields["input_items"]))
 
 
@@ -99,36 +104,47 @@ class ResponseStore:
 
     async def find_response(self, tenant: str, response_id: str) -> dict[str, Any] | None:
         """A stored response without the conversation behind it."""
-        found = await self._find(tenant, response_id)
-        if found is None:
-            return None
-        response: dict[str, Any] = orjson.loads(found.body)["response"]
-        return response
+
+        def response_of(body: bytes) -> dict[str, Any]:
+            response: dict[str, Any] = orjson.loads(body)["response"]
+            return response
+
+        return await self._find(tenant, response_id, response_of)
 
     async def find(self, tenant: str, response_id: str, *, uses: bool = False) -> StoredResponse | None:
         """A stored response; `uses` lets it be evicted after those that were used before."""
-        found = await self._find(tenant, response_id)
+        found = await self._find(tenant, response_id, StoredResponse.decoded)
         if found is not None and uses:
             try:
                 await self.store.transact(lambda database: self.table.mark_used(database, tenant, response_id))
             except (StoreUnavailableError, StoreFullError):
                 logger.warning("a response cannot be marked as used")
-        return StoredResponse.decoded(found.body) if found is not None else None
+        return found
 
     async def find_item(self, tenant: str, item_id: str) -> dict[str, Any] | None:
         """An output item of a stored response, or None."""
-        row = await self.store.query(lambda database: database.execute(FIND_BY_ITEM, (tenant, item_id)).fetchone())
-        if row is None:
-            return None
-        output: list[dict[str, Any]] = orjson.loads(row[0])["response"]["output"]
-        return next(item for item in output if item["id"] == item_id)
+
+        def query(database: sqlite3.Connection) -> dict[str, Any] | None:
+            row = database.execute(FIND_BY_ITEM, (tenant, item_id)).fetchone()
+            if row is None:
+                return None
+            output: list[dict[str, Any]] = orjson.loads(row[0])["response"]["output"]
+            return next(item for item in output if item["id"] == item_id)
+
+        return await self.store.query(query)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """-> whether there was one."""
         return await self.store.transact(lambda database: self.table.delete(database, tenant, response_id))
 
-    async def _find(self, tenant: str, response_id: str) -> StoredObject | None:
-        return await self.store.query(lambda database: self.table.find(database, tenant, response_id))
+    async def _find(self, tenant: str, response_id: str, read: Callable[[bytes], T]) -> T | None:
+        """What `read` makes of a body, which may be large, in the store's thread."""
+
+        def query(database: sqlite3.Connection) -> T | None:
+            found = self.table.find(database, tenant, response_id)
+            return read(found.body) if found is not None else None
+
+        return await self.store.query(query)
 
 
 def responses_of(request: Request) -> ResponseStore:
