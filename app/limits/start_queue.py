@@ -16,7 +16,7 @@ from tessera.engine.contract.passes.pass_queue import PassQueue
 
 MAX_STARTS = 2  # in one pass; each takes about a millisecond to read, check and hand to the engine
 MAX_STARTS_ALONE = 32  # of the one account that has requests, as far as they take no longer than
-START_SECONDS = 0.005  # in one pass: so long another key's request waits that comes meanwhile
+START_SECONDS = 0.004  # in one pass: so long another key's request waits that comes meanwhile
 
 
 class StartQueue:

@@ -40,7 +40,7 @@ TICKS_BETWEEN_SWEEPS = 10
 DRAIN_POLL = 0.1  # seconds
 LAST_WORDS = 1.0  # seconds for errors after the drain
 SWITCH_INTERVAL = 0.0005  # seconds; a thread that renders or encodes waits so long for a busy event loop, several times
-READ_SECONDS = 0.003  # for what connections have received, in one pass of the event loop
+READ_SECONDS = 0.002  # for what connections have received, in one pass of the event loop
 LEAST_READS, MOST_READS = 16, 64  # connections in one pass, each of which takes about a tenth of a millisecond
 
 

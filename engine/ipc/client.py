@@ -77,7 +77,7 @@ METRICS_TIMEOUT = 5.0
 HISTORY_LENGTH = 241  # heartbeats of two minutes
 RECONNECT_DELAY = 0.5  # seconds
 RECEIVE_SECONDS = 0.005  # for messages, before other tasks of the event loop have their turn
-WAKE_SECONDS = 0.003  # for consumers of outputs in one pass of the event loop
+WAKE_SECONDS = 0.002  # for consumers of outputs in one pass of the event loop
 LEAST_WAKES, MOST_WAKES = 8, 64  # consumers in one pass, each of which takes about a tenth of a millisecond
 
 

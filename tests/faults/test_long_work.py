@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import time
 from array import array
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import httpx
 import msgspec
 import numpy as np
 import orjson
@@ -44,7 +46,7 @@ from tessera.app.openai.tokenize.schema import DetokenizeRequest
 from tessera.app.schema.chat import ChatMessage, ChatRequest
 from tessera.app.schema.fields import ids_from
 from tessera.app.schema.request import MAX_WHOLE_FLOATS, RequestModel, parse_request
-from tessera.app.server.http_server import prepare_routes
+from tessera.app.server.http_server import SWITCH_INTERVAL, prepare_routes
 from tessera.app.store.store import Store
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import InvalidRequestError
@@ -63,7 +65,7 @@ from tessera.engine.ipc.client import RECEIVE_SECONDS, EngineClient
 from tessera.engine.ipc.request_stream import Inbox
 from tests.support.fake_client import INFO, FakeClient, always, play
 from tests.support.fake_runner import Harness
-from tests.support.http_fixtures import call, events
+from tests.support.http_fixtures import call, events, serve
 from tests.support.surface_fixtures import tool_settings
 
 HELLO = {"role": "user", "content": "hello"}
@@ -560,3 +562,14 @@ def test_fault_stalls_large_stored_objects_are_written_and_read_in_the_stores_th
     asyncio.run(scenario())
     assert len(threads) == 4
     assert "MainThread" not in threads
+
+
+def test_fault_stalls_threads_have_the_interpreters_lock_soon(tmp_path: Path) -> None:
+    """A chat is rendered in one, beside a busy event loop: each of its waits for the lock took 5 ms."""
+    before = sys.getswitchinterval()
+    try:
+        with serve(FakeClient(always([])), tool_settings(tmp_path)) as url:
+            assert httpx.get(f"{url}/health").status_code == 200
+            assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
+    finally:
+        sys.setswitchinterval(before)
