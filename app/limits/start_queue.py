@@ -7,9 +7,8 @@ and delay the rest.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tessera.engine.contract.passes.pass_queue import PassQueue
@@ -22,8 +21,8 @@ START_SECONDS = 0.004  # in one pass: so long another key's request waits that c
 class StartQueue:
     """Requests that wait for their start. Used in the event loop's thread."""
 
-    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
-        self._queue = PassQueue(START_SECONDS, MAX_STARTS, MAX_STARTS_ALONE, clock)
+    def __init__(self) -> None:
+        self._queue = PassQueue(START_SECONDS, MAX_STARTS, MAX_STARTS_ALONE)
         self._under_way: Counter[int] = Counter()  # requests by account, those that wait among them
 
     @asynccontextmanager

@@ -17,6 +17,7 @@ from typing import Any, cast
 from tessera.app.generate import generation
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import EngineInfo
+from tessera.engine.contract.passes import pass_queue
 from tessera.engine.ipc import client, heartbeat, process, supervisor
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState
@@ -358,13 +359,14 @@ class History:
 def simulated_modules(history: History) -> Iterator[None]:
     """Let the code under test see the simulated ZeroMQ and the virtual clock."""
     now = history.loop.time
-    clock = SimpleNamespace(monotonic=now, perf_counter=now, time=now)
+    clock = SimpleNamespace(monotonic=now, perf_counter=now, thread_time=now, time=now)
     wire: Any = history.wire.module()
     drafts = history.world.drafts
     replaced: list[tuple[Any, str, Any]] = []
     for module, names in (
         (client, {"zmq": wire, "time": clock}),
         (heartbeat, {"zmq": wire, "time": clock}),
+        (pass_queue, {"time": clock}),
         (process, {"zmq": wire, "time": clock, "HeartbeatSender": Heart}),
         (supervisor, {"zmq": wire, "time": clock}),
         (generation, {"time": clock}),

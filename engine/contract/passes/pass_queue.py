@@ -24,13 +24,16 @@ class PassQueue:
         is_shared: others wait for what begins here, so only `least` begin in a pass.
     """
 
-    def __init__(self, seconds: float, least: int, most: int, clock: Callable[[], float] = time.thread_time) -> None:
-        """As many begin in a pass as take `seconds`, as far as those before tell, but `least` at least."""
+    def __init__(self, seconds: float, least: int, most: int, clock: Callable[[], float] | None = None) -> None:
+        """As many begin in a pass as take `seconds`, as far as those before tell, but `least` at least.
+
+        Without `clock` the thread's own time counts: what other programs take is no reason to do less.
+        """
         self.is_shared = False
         self._seconds = seconds
         self._least = least
         self._most = most
-        self._clock = clock
+        self._clock = clock if clock is not None else time.thread_time
         self._mean = seconds / least  # that one takes; it is learnt as soon as some have to wait
         self._waiting: AccountQueue[Callable[[], bool]] = AccountQueue()
         self._num_begun = 0  # in this pass
