@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 SECONDS_PER_ACCEPT = 0.0002  # of a pass: one more connection is taken for each; an idle loop takes them one by one
-MAX_ACCEPTS = 32  # in one pass, about two milliseconds
+MAX_ACCEPTS = 32  # in one pass, as far as they take no longer than
+ACCEPT_SECONDS = 0.002  # while clients of the same machine connect, the kernel may do their part in it as well
 
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
@@ -51,8 +52,11 @@ class Accepts:
 
     def _accept_more(self) -> None:
         assert self._since is not None, "a connection was accepted in the last pass"
-        seconds, self._since = time.perf_counter() - self._since, None
+        begin = time.perf_counter()
+        seconds, self._since = begin - self._since, None
         for _ in range(min(int(seconds / SECONDS_PER_ACCEPT), MAX_ACCEPTS)):
+            if time.perf_counter() - begin > ACCEPT_SECONDS:
+                return
             try:
                 connection, _address = self._listener.accept()
             except OSError:  # there are no more, or no descriptors for them, which the loop sees as well

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 
+import pytest
 import uvloop
 
 from tessera.app.server.accepts import MAX_ACCEPTS, SECONDS_PER_ACCEPT, Accepts
@@ -46,6 +47,14 @@ def test_fault_fairness_a_busy_event_loop_accepts_many_connections_in_a_pass() -
         listener.setblocking(False)
         num_passes = uvloop.run(passes_until_accepted(listener, MAX_ACCEPTS * SECONDS_PER_ACCEPT))
     assert num_passes <= NUM_CLIENTS / 4
+
+
+def test_accepts_that_take_long_are_spread_over_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.app.server.accepts.ACCEPT_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0), backlog=NUM_CLIENTS) as listener:
+        listener.setblocking(False)
+        num_passes = uvloop.run(passes_until_accepted(listener, MAX_ACCEPTS * SECONDS_PER_ACCEPT))
+    assert num_passes > NUM_CLIENTS / 2
 
 
 def test_a_listener_without_more_connections_is_left_alone() -> None:
