@@ -344,7 +344,7 @@ class Generation:
 
         One row counts for all of a list, as they are asked for together. A client that reads slowly gets thousands.
         """
-        total = 1 + len(delta.token_ids)
+        total = len(delta.token_ids)
         if delta.entries:
             total += len(delta.entries) * (1 + len(delta.entries[0].logprobs.top_token_ids))
         if delta.index not in self._begun:

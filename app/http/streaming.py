@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import built
+from tessera.app.http.body import MAX_INLINE_VALUES, built
 from tessera.app.http.description import EVENT_STREAM
 from tessera.app.http.errors import (
     ClientDisconnectedError,
@@ -40,7 +40,8 @@ STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], timeout: float) -> T:
     """The result of `work`, which is cancelled when its client leaves or the time is up.
 
-    It runs in the caller's task: one of its own would have the result wait for several turns of the event loop.
+    It runs in the caller's task: one of its own would have the result wait for several turns of the event loop. Work
+    that is resumed often has one all the same, as each resumption goes through all that the caller's task is in.
 
     Raises:
         ClientDisconnectedError: the client left.
@@ -77,6 +78,11 @@ async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T], ti
         reasons = None
         timer.cancel()
         watcher.cancel()
+
+
+async def _ended(task: asyncio.Task[T]) -> T:
+    """The result of `task`, which is cancelled with its caller's and has then ended."""
+    return await task
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -139,7 +145,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         patient_send = _PatientSend(send, self._settings.stall_timeout, self._settings.keepalive)
         try:
-            await run_while_connected(receive, self._write(patient_send), self._settings.request_timeout)
+            writer = asyncio.ensure_future(self._write(patient_send))
+            await run_while_connected(receive, _ended(writer), self._settings.request_timeout)
         except ClientDisconnectedError:
             return
         except asyncio.CancelledError:
@@ -167,9 +174,13 @@ class EventStream(Response):
         send.keep_alive(events.keepalive)
         async with contextlib.aclosing(self._source.deltas()) as deltas:
             async for delta in deltas:
-                body = await built(self._source.num_values(delta), partial(events.delta, delta))
-                for begin in range(0, max(len(body), 1), MAX_SENT):
-                    piece = body[begin : begin + MAX_SENT] if len(body) > MAX_SENT else body
+                num_values = self._source.num_values(delta)
+                if num_values <= MAX_INLINE_VALUES:
+                    await send({"type": "http.response.body", "body": events.delta(delta), "more_body": True})
+                    continue
+                body = await built(num_values, partial(events.delta, delta))
+                for begin in range(0, len(body), MAX_SENT):
+                    piece = body[begin : begin + MAX_SENT]
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": events.closing(), "more_body": False})
 

@@ -22,7 +22,7 @@ class StartQueue:
     """Requests that wait for their start. Used in the event loop's thread."""
 
     def __init__(self) -> None:
-        self._queue = PassQueue(START_SECONDS, MAX_STARTS, MAX_STARTS_ALONE)
+        self._queue = PassQueue(_start, START_SECONDS, MAX_STARTS, MAX_STARTS_ALONE)
         self._under_way: Counter[int] = Counter()  # requests by account, those that wait among them
 
     @asynccontextmanager
@@ -43,17 +43,17 @@ class StartQueue:
         if self._queue.enter():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def start() -> bool:
-            if future.done():  # its request has ended
-                return False
-            future.set_result(None)
-            return True
-
-        self._queue.put(account_id, start)
+        self._queue.put(account_id, future)
         try:
             await future
         except asyncio.CancelledError:  # the time for the drain is over, and the request's own code says so
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
+
+
+def _start(future: asyncio.Future[None]) -> bool:
+    if future.done():  # its request has ended
+        return False
+    future.set_result(None)
+    return True

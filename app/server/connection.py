@@ -142,7 +142,12 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     def __init__(
-        self, *args: Any, head_timeout: float, limit: ConnectionLimit, reads: PassQueue, **kwargs: Any
+        self,
+        *args: Any,
+        head_timeout: float,
+        limit: ConnectionLimit,
+        reads: PassQueue[BoundedConnection],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._head_timeout = head_timeout
@@ -201,11 +206,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._read(data)
             return
         if not self._unread:
-            self._reads.put(0, self._read_later)  # whose it is will be known once it is read
+            self._reads.put(0, self)  # whose it is will be known once it is read
         self._unread.append(data)
         self.flow.pause_reading()
 
-    def _read_later(self) -> bool:
+    def read_later(self) -> bool:
+        """Have the loop read what has come; False if the connection has ended."""
         if self.transport.is_closing():
             return False
         self.loop.call_soon(self._read_unread)

@@ -96,7 +96,7 @@ class BoundedServer(uvicorn.Server):
         self._drain_timeout = drain_timeout
         self._stall_timeout = settings.stall_timeout
         self._limit = ConnectionLimit(max_connections, counts)
-        reads = PassQueue(READ_SECONDS, LEAST_READS, MOST_READS)
+        reads = PassQueue(BoundedConnection.read_later, READ_SECONDS, LEAST_READS, MOST_READS)
         super().__init__(
             uvicorn.Config(
                 app,

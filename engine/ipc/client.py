@@ -113,7 +113,7 @@ class EngineClient:
         self._first_ready = asyncio.Event()
         self._lost: str | None = None
         self._inboxes: dict[str, Inbox] = {}
-        self._wakes = PassQueue(WAKE_SECONDS, LEAST_WAKES, MOST_WAKES)
+        self._wakes = PassQueue(Inbox.wake, WAKE_SECONDS, LEAST_WAKES, MOST_WAKES)
         self._abandoned: list[str] = []  # of which the engine is to hear
         self._owed_resets: set[tuple[int, ...] | None] = set()  # of which the next engine is to hear; None: all
         self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
@@ -385,7 +385,8 @@ class EngineClient:
                     if output.finish_reason is not None:
                         del inboxes[request_id]
                     inbox.deliver(output)
-                    self._wake(inbox)
+                    if inbox.waiter is not None:  # else its consumer is at work, and looks before it waits
+                        self._wake(inbox)
         elif type(message) is Accepted:
             for request_id in message.request_ids:
                 accepted = self._inboxes.get(request_id)
@@ -428,7 +429,7 @@ class EngineClient:
             inbox.wake()
         else:
             inbox.is_due = True
-            self._wakes.put(inbox.account_id, inbox.wake)
+            self._wakes.put(inbox.account_id, inbox)
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         if self._epoch is not None and heartbeat.epoch != self._epoch:

@@ -60,7 +60,12 @@ async def written_by(*answers: Answer, method: bytes = b"GET") -> list[bytes]:
     config.load()
     limit = ConnectionLimit(4, HttpCounts(["/"], models=()))
     connection = BoundedConnection(
-        config, ServerState(), {}, head_timeout=60.0, limit=limit, reads=PassQueue(1.0, 64, 64)
+        config,
+        ServerState(),
+        {},
+        head_timeout=60.0,
+        limit=limit,
+        reads=PassQueue(BoundedConnection.read_later, 1.0, 64, 64),
     )
     transport = WrittenTransport()
     connection.connection_made(transport)
@@ -135,7 +140,7 @@ def test_fault_fairness_what_hundreds_of_connections_receive_is_read_in_several_
         config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
         config.load()
         limit = ConnectionLimit(64, HttpCounts(["/"], models=()))
-        reads = PassQueue(1e-9, least, least)
+        reads = PassQueue(BoundedConnection.read_later, 1e-9, least, least)
         connections = []
         for number in range(num_connections):
             connection = BoundedConnection(config, ServerState(), {}, head_timeout=60.0, limit=limit, reads=reads)

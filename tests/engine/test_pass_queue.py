@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 from tessera.engine.contract.passes.account_queue import AccountQueue
@@ -25,9 +24,9 @@ def test_accounts_take_turns_and_each_ones_items_keep_their_order() -> None:
 class Work:
     """Takes so many seconds of a clock for each piece; `by_pass` counts them by the loop's passes."""
 
-    def __init__(self, queue: Callable[[Callable[[], float]], PassQueue], seconds: float) -> None:
+    def __init__(self, seconds: float) -> None:
         self.now = 0.0
-        self.queue = queue(lambda: self.now)
+        self.queue: PassQueue[int] = PassQueue(self._begin, 0.005, 2, 20, lambda: self.now)
         self.by_pass: Counter[int] = Counter()
         self.order: list[int] = []
         self._seconds = seconds
@@ -37,7 +36,7 @@ class Work:
         if self.queue.enter():
             self._begin(account_id)
         else:
-            self.queue.put(account_id, lambda: self._begin(account_id))
+            self.queue.put(account_id, account_id)
 
     def _begin(self, account_id: int) -> bool:
         asyncio.get_running_loop().call_soon(self._run, account_id)
@@ -58,7 +57,7 @@ class Work:
 
 def test_a_pass_has_as_much_as_takes_its_time() -> None:
     async def scenario(seconds: float) -> list[int]:
-        work = Work(lambda clock: PassQueue(0.005, 2, 20, clock), seconds)
+        work = Work(seconds)
         for _ in range(400):
             work.ask(1)
         return await work.run(250)
@@ -72,7 +71,7 @@ def test_a_pass_has_as_much_as_takes_its_time() -> None:
 
 def test_where_others_wait_as_well_a_pass_has_the_least() -> None:
     async def scenario() -> list[int]:
-        work = Work(lambda clock: PassQueue(0.005, 2, 20, clock), 0.0)
+        work = Work(0.0)
         for account in (*(1 for _ in range(100)), 2):
             work.ask(account)
         await work.run(10)
@@ -88,17 +87,17 @@ def test_where_others_wait_as_well_a_pass_has_the_least() -> None:
 
 def test_what_has_nothing_to_do_any_more_takes_no_place_and_the_loop_sleeps_afterwards() -> None:
     async def scenario() -> None:
-        queue = PassQueue(0.005, 1, 1)
         begun: list[int] = []
 
-        def begin() -> bool:
-            begun.append(1)
-            return True
+        def begin(item: int) -> bool:
+            if item:
+                begun.append(item)
+            return item > 0
 
+        queue: PassQueue[int] = PassQueue(begin, 0.005, 1, 1)
         assert queue.enter()
-        for _ in range(5):
-            queue.put(1, lambda: False)
-        queue.put(1, begin)
+        for item in (0, 0, 0, 0, 0, 1):
+            queue.put(1, item)
         await asyncio.sleep(0)
         assert begun
         for _ in range(4):

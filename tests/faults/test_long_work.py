@@ -505,6 +505,7 @@ def test_fault_stalls_many_log_probabilities_of_a_stream_are_written_in_a_thread
     scored = PromptScores.of([TokenLogprobs(5, -0.5, 1, [5, 1], [-0.5, -1.0])] * 40)
     monkeypatch.setattr(CompletionEvents, "delta", threads.noting(CompletionEvents.delta))
     monkeypatch.setattr("tessera.app.http.body.MAX_INLINE_VALUES", 100)
+    monkeypatch.setattr("tessera.app.http.streaming.MAX_INLINE_VALUES", 100)
     monkeypatch.setattr("tessera.app.openai.envelope.MANY_ENTRIES", 8)
     monkeypatch.setattr("tessera.app.http.streaming.MAX_SENT", 50)
     body = {"model": "tiny", "prompt": [5] * 41, "logprobs": 1, "max_tokens": 50, "echo": True}

@@ -18,12 +18,18 @@ class AccountQueue(Generic[T]):
         return bool(self._items)
 
     def put(self, account_id: int, item: T) -> None:
-        self._items.setdefault(account_id, deque()).append(item)
+        items = self._items.get(account_id)
+        if items is None:
+            items = self._items[account_id] = deque()
+        items.append(item)
 
     def take(self) -> T:
         """The next item. Raises KeyError where there is none."""
-        account_id, items = self._items.popitem(last=False)
-        item = items.popleft()
-        if items:
-            self._items[account_id] = items
-        return item
+        for account_id, items in self._items.items():
+            item = items.popleft()
+            if not items:
+                del self._items[account_id]
+            elif len(self._items) > 1:
+                self._items.move_to_end(account_id)
+            return item
+        raise KeyError
