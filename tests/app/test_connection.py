@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tessera.engine.contract.passes.pass_queue import PassQueue
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tessera.app.http.counts import HttpCounts
 from tessera.app.server.connection import BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
+from tessera.engine.contract.passes.pass_queue import PassQueue
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 HEAD = {"type": "http.response.start", "status": 200, "headers": []}

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
+
 from tessera.engine.contract.passes.account_queue import AccountQueue
 from tessera.engine.contract.passes.pass_queue import PassQueue
 
