@@ -345,8 +345,8 @@ class Generation:
         One row counts for all of a list, as they are asked for together. A client that reads slowly gets thousands.
         """
         total = len(delta.token_ids)
-        if delta.entries:
-            total += len(delta.entries) * (1 + len(delta.entries[0].logprobs.top_token_ids))
+        if entries := delta.entries:
+            total += len(entries) * (1 + len(entries[0].logprobs.top_token_ids))
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             first = self.choices[delta.index - delta.index % self.choices_per_prompt]

@@ -172,13 +172,14 @@ class EventStream(Response):
         if opening := events.opening():
             await send({"type": "http.response.body", "body": opening, "more_body": True})
         send.keep_alive(events.keepalive)
+        num_values, write_delta = self._source.num_values, events.delta
         async with contextlib.aclosing(self._source.deltas()) as deltas:
             async for delta in deltas:
-                num_values = self._source.num_values(delta)
-                if num_values <= MAX_INLINE_VALUES:
-                    await send({"type": "http.response.body", "body": events.delta(delta), "more_body": True})
+                count = num_values(delta)
+                if count <= MAX_INLINE_VALUES:
+                    await send({"type": "http.response.body", "body": write_delta(delta), "more_body": True})
                     continue
-                body = await built(num_values, partial(events.delta, delta))
+                body = await built(count, partial(write_delta, delta))
                 for begin in range(0, len(body), MAX_SENT):
                     piece = body[begin : begin + MAX_SENT]
                     await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -18,11 +18,27 @@ MAX_STARTS_ALONE = 32  # of the one account that has requests, as far as they ta
 START_SECONDS = 0.004  # in one pass: so long another key's request waits that comes meanwhile
 
 
+class _Waiting:
+    """A request that has not begun."""
+
+    __slots__ = ("account_id", "future")
+
+    def __init__(self, account_id: int) -> None:
+        self.account_id = account_id
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start(self) -> bool:
+        if self.future.done():  # the request has ended
+            return False
+        self.future.set_result(None)
+        return True
+
+
 class StartQueue:
     """Requests that wait for their start. Used in the event loop's thread."""
 
     def __init__(self) -> None:
-        self._queue = PassQueue(_start, START_SECONDS, MAX_STARTS, MAX_STARTS_ALONE)
+        self._queue = PassQueue(_Waiting.start, START_SECONDS, MAX_STARTS, MAX_STARTS_ALONE)
         self._under_way: Counter[int] = Counter()  # requests by account, those that wait among them
 
     @asynccontextmanager
@@ -42,18 +58,11 @@ class StartQueue:
     async def _wait_for_start(self, account_id: int) -> None:
         if self._queue.enter():
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(account_id, future)
+        waiting = _Waiting(account_id)
+        self._queue.put([waiting])
         try:
-            await future
+            await waiting.future
         except asyncio.CancelledError:  # the time for the drain is over, and the request's own code says so
             task = asyncio.current_task()
             assert task is not None
             task.cancel()
-
-
-def _start(future: asyncio.Future[None]) -> bool:
-    if future.done():  # its request has ended
-        return False
-    future.set_result(None)
-    return True

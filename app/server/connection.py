@@ -141,6 +141,8 @@ class BoundedConnection(HttpToolsProtocol):
     What hundreds of connections receive at once is read in turn by `reads`.
     """
 
+    account_id = 0  # whose a request is will be known once it is read
+
     def __init__(
         self,
         *args: Any,
@@ -206,7 +208,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._read(data)
             return
         if not self._unread:
-            self._reads.put(0, self)  # whose it is will be known once it is read
+            self._reads.put([self])
         self._unread.append(data)
         self.flow.pause_reading()
 

@@ -378,21 +378,27 @@ class EngineClient:
     def _dispatch(self, message: EngineMessage) -> None:
         if type(message) is StepOutputs:
             inboxes = self._inboxes
+            waiting = []
             for output in message.outputs:
                 request_id = output.request_id
                 inbox = inboxes.get(request_id)
                 if inbox is not None:
                     if output.finish_reason is not None:
                         del inboxes[request_id]
+                    if (
+                        inbox.output is None and inbox.waiter is not None
+                    ):  # else its consumer is at work, or will be woken
+                        waiting.append(inbox)
                     inbox.deliver(output)
-                    if inbox.waiter is not None:  # else its consumer is at work, and looks before it waits
-                        self._wake(inbox)
+            self._wake(waiting)
         elif type(message) is Accepted:
+            waiting = []
             for request_id in message.request_ids:
                 accepted = self._inboxes.get(request_id)
                 if accepted is not None:
                     accepted.accepted = True
-                    self._wake(accepted)
+                    waiting.append(accepted)
+            self._wake(waiting)
         elif type(message) is EmbeddingOutput:
             embedding_waiter = self._embedding_waiters.get(message.request_id)
             if embedding_waiter is not None and not embedding_waiter.done():
@@ -421,15 +427,13 @@ class EngineClient:
             if waiter is not None and not waiter.done():
                 waiter.set_result(message.text)
 
-    def _wake(self, inbox: Inbox) -> None:
+    def _wake(self, waiting: list[Inbox]) -> None:
         """In turn by account: all of a step's outputs come at once."""
-        if inbox.is_due:
-            return
-        if self._wakes.enter():
+        num_at_once = self._wakes.enter(len(waiting))
+        for inbox in waiting[:num_at_once]:
             inbox.wake()
-        else:
-            inbox.is_due = True
-            self._wakes.put(inbox.account_id, inbox)
+        if num_at_once < len(waiting):
+            self._wakes.put(waiting[num_at_once:])
 
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         if self._epoch is not None and heartbeat.epoch != self._epoch:
@@ -484,7 +488,7 @@ class EngineClient:
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.fail(EngineError(reason, code="engine_died"))
-            self._wake(inbox)
+        self._wake(list(inboxes.values()))
         embeddings, self._embedding_waiters = self._embedding_waiters, {}
         for embedding in embeddings.values():
             if not embedding.done():

@@ -53,11 +53,16 @@ class RequestStream:
                 raise error
             if inbox.ended:
                 raise StopAsyncIteration
+            # As `Inbox.wait`, whose coroutine would cost each output more.
+            waiter = inbox.waiter = asyncio.get_running_loop().create_future()
             try:
-                await inbox.wait()
+                await waiter
             except asyncio.CancelledError:
                 await self.abort()
                 raise
+            finally:
+                if inbox.waiter is waiter:
+                    inbox.waiter = None
 
     async def wait_accepted(self, seconds: float = math.inf) -> None:
         """Wait until the engine has queued the request or has sent its first output, for at most `seconds`.
@@ -100,14 +105,12 @@ class Inbox:
 
     Attributes:
         account_id: of the account whose turn it is when the consumer is woken.
-        is_due: `wake` will be called.
     """
 
-    __slots__ = ("accepted", "account_id", "ended", "error", "is_due", "output", "waiter")
+    __slots__ = ("accepted", "account_id", "ended", "error", "output", "waiter")
 
     def __init__(self, account_id: int = 0) -> None:
         self.account_id = account_id
-        self.is_due = False
         self.output: RequestOutput | None = None
         self.error: RequestError | None = None
         self.accepted = False
@@ -163,7 +166,6 @@ class Inbox:
 
     def wake(self) -> bool:
         """Let the consumer go on; False if none waits."""
-        self.is_due = False
         if self.waiter is None or self.waiter.done():
             return False
         self.waiter.set_result(None)

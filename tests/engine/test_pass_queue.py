@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-
-import pytest
+from dataclasses import dataclass
 
 from tessera.engine.contract.passes.account_queue import AccountQueue
 from tessera.engine.contract.passes.pass_queue import PassQueue
 
 
+@dataclass
+class Item:
+    account_id: int
+    name: str = ""
+
+
 def test_accounts_take_turns_and_each_ones_items_keep_their_order() -> None:
-    queue: AccountQueue[str] = AccountQueue()
-    assert not queue
-    for account, item in ((1, "a"), (1, "b"), (1, "c"), (2, "x"), (3, "m"), (3, "n")):
-        queue.put(account, item)
-    assert queue
-    assert [queue.take() for _ in range(6)] == ["a", "x", "m", "b", "n", "c"]
-    with pytest.raises(KeyError):
-        queue.take()
+    for most in (1, 2, 5, 7):
+        queue: AccountQueue[Item] = AccountQueue()
+        assert not queue
+        queue.put(Item(account, name) for account, name in ((1, "a"), (1, "b"), (1, "c"), (2, "x"), (3, "m")))
+        queue.put([Item(3, "n")])
+        assert queue
+        taken: list[str] = []
+        while items := queue.take(most):
+            assert len(items) == min(most, 6 - len(taken))
+            taken += [item.name for item in items]
+        assert taken == ["a", "x", "m", "b", "n", "c"]
+        assert not queue
 
 
 class Work:
@@ -27,7 +36,7 @@ class Work:
 
     def __init__(self, seconds: float) -> None:
         self.now = 0.0
-        self.queue: PassQueue[int] = PassQueue(self._begin, 0.005, 2, 20, lambda: self.now)
+        self.queue: PassQueue[Item] = PassQueue(self._begin_item, 0.005, 2, 20, lambda: self.now)
         self.by_pass: Counter[int] = Counter()
         self.order: list[int] = []
         self._seconds = seconds
@@ -37,11 +46,14 @@ class Work:
         if self.queue.enter():
             self._begin(account_id)
         else:
-            self.queue.put(account_id, account_id)
+            self.queue.put([Item(account_id)])
 
-    def _begin(self, account_id: int) -> bool:
-        asyncio.get_running_loop().call_soon(self._run, account_id)
+    def _begin_item(self, item: Item) -> bool:
+        self._begin(item.account_id)
         return True
+
+    def _begin(self, account_id: int) -> None:
+        asyncio.get_running_loop().call_soon(self._run, account_id)
 
     def _run(self, account_id: int) -> None:
         self.now += self._seconds
@@ -88,17 +100,17 @@ def test_where_others_wait_as_well_a_pass_has_the_least() -> None:
 
 def test_what_has_nothing_to_do_any_more_takes_no_place_and_the_loop_sleeps_afterwards() -> None:
     async def scenario() -> None:
-        begun: list[int] = []
+        begun: list[str] = []
 
-        def begin(item: int) -> bool:
-            if item:
-                begun.append(item)
-            return item > 0
+        def begin(item: Item) -> bool:
+            if item.name:
+                begun.append(item.name)
+            return item.name != ""
 
-        queue: PassQueue[int] = PassQueue(begin, 0.005, 1, 1)
+        queue: PassQueue[Item] = PassQueue(begin, 0.005, 1, 1)
         assert queue.enter()
-        for item in (0, 0, 0, 0, 0, 1):
-            queue.put(1, item)
+        queue.put([Item(1)] * 5)
+        queue.put([Item(1, "work")])
         await asyncio.sleep(0)
         assert begun
         for _ in range(4):

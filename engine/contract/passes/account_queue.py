@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Generic, TypeVar
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar
 
-T = TypeVar("T")
+
+class Accounted(Protocol):
+    account_id: int
 
 
-class AccountQueue(Generic[T]):
+A = TypeVar("A", bound=Accounted)
+
+
+class AccountQueue(Generic[A]):
     """First in, first out for each account, and round robin among accounts."""
 
     def __init__(self) -> None:
-        self._items: OrderedDict[int, deque[T]] = OrderedDict()  # the next account is first
+        self._items: OrderedDict[int, deque[A]] = OrderedDict()  # the next account is first
 
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def put(self, account_id: int, item: T) -> None:
-        items = self._items.get(account_id)
-        if items is None:
-            items = self._items[account_id] = deque()
-        items.append(item)
+    def put(self, items: Iterable[A]) -> None:
+        for item in items:
+            queue = self._items.get(item.account_id)
+            if queue is None:
+                queue = self._items[item.account_id] = deque()
+            queue.append(item)
 
-    def take(self) -> T:
-        """The next item. Raises KeyError where there is none."""
-        for account_id, items in self._items.items():
-            item = items.popleft()
-            if not items:
-                del self._items[account_id]
-            elif len(self._items) > 1:
-                self._items.move_to_end(account_id)
-            return item
-        raise KeyError
+    def take(self, most: int) -> list[A]:
+        """The next items."""
+        taken: list[A] = []
+        while self._items and len(taken) < most:
+            account_id, queue = self._items.popitem(last=False)
+            num_items = 1 if self._items else most - len(taken)
+            while queue and num_items:
+                taken.append(queue.popleft())
+                num_items -= 1
+            if queue:
+                self._items[account_id] = queue
+        return taken

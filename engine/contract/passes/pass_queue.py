@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from tessera.engine.contract.passes.account_queue import AccountQueue
+from tessera.engine.contract.passes.account_queue import Accounted, AccountQueue
 
-T = TypeVar("T")
+A = TypeVar("A", bound=Accounted)
 
 NEWEST = 0.25  # weight of the newest pass in the mean
 
 
-class PassQueue(Generic[T]):
+class PassQueue(Generic[A]):
     """Begins what waits, first in, first out for each account, and round robin among accounts.
 
     Used in the event loop's thread.
@@ -26,7 +26,7 @@ class PassQueue(Generic[T]):
 
     def __init__(
         self,
-        begin: Callable[[T], bool],
+        begin: Callable[[A], bool],
         seconds: float,
         least: int,
         most: int,
@@ -45,7 +45,7 @@ class PassQueue(Generic[T]):
         self._mean = seconds / least  # that one takes; it is learnt as soon as some have to wait
         self._room = least  # in a pass
         self._is_shared = False
-        self._waiting: AccountQueue[T] = AccountQueue()
+        self._waiting: AccountQueue[A] = AccountQueue()
         self._num_begun = 0  # in this pass
         self._num_measured = 0  # of them, which run one after the other
         self._measured_since = 0.0
@@ -62,19 +62,20 @@ class PassQueue(Generic[T]):
             self._is_shared = is_shared
             self._set_room()
 
-    def enter(self) -> bool:
-        """Whether one more may begin at once, which counts."""
+    def enter(self, count: int = 1) -> int:
+        """How many of so many more may begin at once, which count."""
         if not self._has_pass:
             self._has_pass = True
             asyncio.get_running_loop().call_soon(self._begin_pass)
         if self._waiting or self._num_begun >= self._room:
-            return False
-        self._num_begun += 1
-        return True
+            return 0
+        count = min(count, self._room - self._num_begun)
+        self._num_begun += count
+        return count
 
-    def put(self, account_id: int, item: T) -> None:
-        """Begin `item`, which `enter` has not let in, in one of the next passes."""
-        self._waiting.put(account_id, item)
+    def put(self, items: Iterable[A]) -> None:
+        """Begin what `enter` has not let in in one of the next passes."""
+        self._waiting.put(items)
 
     def _set_room(self) -> None:
         alone = max(self._least, min(int(self._seconds / self._mean), self._most))
@@ -90,11 +91,10 @@ class PassQueue(Generic[T]):
         loop = asyncio.get_running_loop()
         if self._waiting:
             loop.call_soon(self._measure)
-            waiting, begin, room = self._waiting, self._begin, self._room
-            num_begun = 0
-            while waiting and num_begun < room:
-                num_begun += begin(waiting.take())
-            self._num_begun = self._num_measured = num_begun
+            while self._waiting and self._num_begun < self._room:
+                for item in self._waiting.take(self._room - self._num_begun):
+                    self._num_begun += self._begin(item)
+            self._num_measured = self._num_begun
         self._has_pass = self._num_begun > 0
         if self._has_pass:
             loop.call_soon(self._begin_pass)
