@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -339,7 +339,14 @@ class Generation:
         """
         return self._merged() if len(self.choices) > 1 else _follow(self.choices[0], self.streams[0])
 
-    def num_values(self, delta: Delta) -> int:
+    @property
+    def num_values(self) -> Callable[[Delta], int] | None:
+        """Counts what a delta lists; None where no log-probabilities are asked for: most deltas are a word of text."""
+        params = self.params
+        asked = params is None or params.logprobs is not None or params.prompt_logprobs is not None
+        return self._num_values if asked else None
+
+    def _num_values(self, delta: Delta) -> int:
         """Tokens and log-probabilities of a delta and, with a choice's first, of its prompt.
 
         One row counts for all of a list, as they are asked for together. A client that reads slowly gets thousands.

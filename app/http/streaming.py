@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -97,8 +97,9 @@ class Source(Protocol):
 
     def deltas(self) -> AsyncGenerator[Any, None]: ...
 
-    def num_values(self, delta: Any) -> int:
-        """What its events may list. Called once for each delta."""
+    @property
+    def num_values(self) -> Callable[[Any], int] | None:
+        """Counts what a delta's events list, and is called once for each; None where that is little."""
 
     async def abort(self) -> None: ...
 
@@ -175,8 +176,7 @@ class EventStream(Response):
         num_values, write_delta = self._source.num_values, events.delta
         async with contextlib.aclosing(self._source.deltas()) as deltas:
             async for delta in deltas:
-                count = num_values(delta)
-                if count <= MAX_INLINE_VALUES:
+                if num_values is None or (count := num_values(delta)) <= MAX_INLINE_VALUES:
                     await send({"type": "http.response.body", "body": write_delta(delta), "more_body": True})
                     continue
                 body = await built(count, partial(write_delta, delta))

@@ -39,8 +39,9 @@ class StoringSource:
                 yield delta
         await self._store_result()
 
-    def num_values(self, delta: Delta) -> int:
-        return self._generation.num_values(delta)
+    @property
+    def num_values(self) -> Callable[[Delta], int] | None:
+        return self._generation.num_values
 
     async def abort(self) -> None:
         await self._generation.abort()

@@ -73,6 +73,8 @@ class JournalWatch:
 class JournalReader:
     """A response's events after number `after`, to the end, as the source of an event stream."""
 
+    num_values = None
+
     def __init__(self, watch: JournalWatch, tenant: str, response_id: str, after: int = -1) -> None:
         self._watch = watch
         self._key = (tenant, response_id)
@@ -93,9 +95,6 @@ class JournalReader:
                 return
             if self._next == before:  # its process has died
                 await self._watch.journal.settle(*self._key, part)
-
-    def num_values(self, delta: bytes) -> int:
-        return 0
 
     async def abort(self) -> None:
         """The response goes on without its readers."""
