@@ -385,9 +385,8 @@ class EngineClient:
                 if inbox is not None:
                     if output.finish_reason is not None:
                         del inboxes[request_id]
-                    if (
-                        inbox.output is None and inbox.waiter is not None
-                    ):  # else its consumer is at work, or will be woken
+                    # A consumer at work looks before it waits, and one that has an output will be woken.
+                    if inbox.output is None and inbox.waiter is not None:
                         waiting.append(inbox)
                     inbox.deliver(output)
             self._wake(waiting)
