@@ -25,6 +25,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/ready", "/version", "/metrics
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OWN_SITES = frozenset({b"same-origin", b"none"})  # of Sec-Fetch-Site; none: not begun by a page
 ANY = "*"
+HOLDER_OF_KEYS = "holder_of_keys"  # in a scope's state
 KNOWN_HOSTS = 64  # of the Host field, remembered with the decision about each
 
 
@@ -62,8 +63,12 @@ class AuthMiddleware:
 
 
 def holder_of_keys(scope: Scope, ring: KeyRing) -> KeyHolder | None:
-    """The holder of the first key in the headers that is known."""
-    return next(filter(None, map(ring.find, _given_keys(scope))), None)
+    """The holder of the first key in the headers that is known; looked for once in a request."""
+    state = scope.setdefault("state", {})
+    if HOLDER_OF_KEYS not in state:
+        state[HOLDER_OF_KEYS] = next(filter(None, map(ring.find, _given_keys(scope))), None)
+    found: KeyHolder | None = state[HOLDER_OF_KEYS]
+    return found
 
 
 def _given_keys(scope: Scope) -> list[bytes]:

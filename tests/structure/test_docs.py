@@ -156,7 +156,13 @@ def test_make_targets_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs" / "operating").glob("*.md"))], ids=name_of)
 def test_options_exist(path: Path) -> None:
-    others = {"--profile", "--only", *OTHER_PROGRAMS}  # of Docker and of `python -m tests.bench`
+    others = {
+        "--profile",
+        "--only",
+        "--streams",
+        "--tokens",
+        *OTHER_PROGRAMS,
+    }  # of Docker and of `python -m tests.bench`
     assert set(OPTION.findall(path.read_text())) <= set(OPTION.findall(render_page())) | others
 
 
