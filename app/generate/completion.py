@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
-from tessera.app.generate.generation import Delta, FinishReason, Generation, TokenEntry
+from tessera.app.generate.generation import (
+    Delta,
+    FinishReason,
+    Generation,
+    TokenEntry,
+    values_of_entries,
+    values_of_scores,
+)
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.tools.parts import Part
 
@@ -36,17 +43,10 @@ class Completion:
 
 
 def num_values(generation: Generation, completions: Sequence[Completion]) -> int:
-    """Tokens and log-probabilities that a response may list: what it takes to build it.
-
-    One row counts for all of a list, as they are asked for together: there may be millions.
-    """
+    """Tokens and log-probabilities that a response may list: what it takes to build it."""
     total = sum(1 + len(completion.token_ids) for completion in completions)
-    for completion in completions:
-        if completion.entries:
-            total += len(completion.entries) * (1 + len(completion.entries[0].logprobs.top_token_ids))
-    for choice in generation.choices:
-        total += sum(len(scores) * (1 + scores.num_top) for scores in choice.prompt_logprobs)
-    return total
+    total += sum(values_of_entries(completion.entries) for completion in completions)
+    return total + sum(values_of_scores(choice.prompt_logprobs) for choice in generation.choices)
 
 
 async def complete(http_request: Request, generation: Generation, timeout: float) -> list[Completion]:

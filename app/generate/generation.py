@@ -347,17 +347,13 @@ class Generation:
         return self._num_values if asked else None
 
     def _num_values(self, delta: Delta) -> int:
-        """Tokens and log-probabilities of a delta and, with a choice's first, of its prompt.
-
-        One row counts for all of a list, as they are asked for together. A client that reads slowly gets thousands.
-        """
-        total = len(delta.token_ids)
-        if entries := delta.entries:
-            total += len(entries) * (1 + len(entries[0].logprobs.top_token_ids))
+        """Tokens and log-probabilities of a delta, thousands for a client that reads slowly, and of the prompt with a
+        choice's first delta."""
+        total = len(delta.token_ids) + values_of_entries(delta.entries)
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             first = self.choices[delta.index - delta.index % self.choices_per_prompt]
-            total += sum(len(scores) * (1 + scores.num_top) for scores in first.prompt_logprobs)
+            total += values_of_scores(first.prompt_logprobs)
         return total
 
     async def abort(self) -> None:
@@ -408,3 +404,13 @@ async def _follow(choice: Choice, stream: RequestStream) -> AsyncGenerator[Delta
         if choice.finish_reason is not None:
             return
     raise EngineUnavailableError("The engine ended this request without a completion.")
+
+
+def values_of_entries(entries: Sequence[TokenEntry]) -> int:
+    """Tokens that they list. One counts for all, as they are asked for together: there may be millions."""
+    return len(entries) * (1 + len(entries[0].logprobs.top_token_ids)) if entries else 0
+
+
+def values_of_scores(prompt_logprobs: Sequence[PromptScores]) -> int:
+    """Likewise, of a prompt."""
+    return sum(len(scores) * (1 + scores.num_top) for scores in prompt_logprobs)

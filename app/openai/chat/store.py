@@ -107,7 +107,7 @@ class CompletionStore:
         return await self._store.query(query)
 
     async def _found(self, tenant: str, completion_id: str, read: Callable[[StoredObject], T]) -> T:
-        """What `read` makes of a completion, which may be large, in the store's thread."""
+        """Read a completion, which may be large, in the store's thread."""
 
         def query(database: sqlite3.Connection) -> T:
             found = self._table.find(database, tenant, completion_id)

@@ -154,7 +154,7 @@ def are_few(inputs: Sequence[str | list[int]]) -> bool:
 
 
 async def run_encode(served: ServedModel, encode: Callable[[], T], inputs: Sequence[str | list[int]]) -> T:
-    """What `encode` makes of the inputs: on the event loop where that is little, else in a thread."""
+    """Encode the inputs: on the event loop where they are few, else in a thread."""
     if are_few(inputs):
         return encode()
     return await served.workers.run(encode, timeout=PROMPT_TIMEOUT)

@@ -138,7 +138,7 @@ class ResponseStore:
         return await self.store.transact(lambda database: self.table.delete(database, tenant, response_id))
 
     async def _find(self, tenant: str, response_id: str, read: Callable[[bytes], T]) -> T | None:
-        """What `read` makes of a body, which may be large, in the store's thread."""
+        """Read a body, which may be large, in the store's thread."""
 
         def query(database: sqlite3.Connection) -> T | None:
             found = self.table.find(database, tenant, response_id)

@@ -63,7 +63,7 @@ class PassQueue(Generic[A]):
             self._set_room()
 
     def enter(self, count: int = 1) -> int:
-        """How many of so many more may begin at once, which count."""
+        """Of `count` more items, how many may begin at once; those are counted in this pass."""
         if not self._has_pass:
             self._has_pass = True
             asyncio.get_running_loop().call_soon(self._begin_pass)

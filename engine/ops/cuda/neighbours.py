@@ -17,6 +17,13 @@ RESERVED_BYTES = 1280  # that a block takes beside what it asks for, by the driv
 UNIT = 8  # features of the result: a block has as many or more
 
 
+def may_end_half(accumulates: bool, *around: bool) -> bool:
+    """Whether a product is the last of attention or of an MLP, or may be as nothing else is `around` it: in layers
+    without a norm before, the last product of a half adds nothing to the residual stream.
+    """
+    return accumulates or not any(around)
+
+
 def asks_half(features: int, in_features: int, multiprocessors: int, *, ends_half: bool) -> bool:
     """Whether a product [features, in_features] that ends a half of a layer, or another, asks for half."""
     hidden = features if ends_half else in_features
@@ -30,5 +37,5 @@ def most_bytes(shared_bytes: int, *, has_half: bool) -> int:
 
 
 def asked_bytes(used_bytes: int, shared_bytes: int, *, has_half: bool) -> int:
-    """What a launch asks for."""
+    """Shared memory that a launch asks for."""
     return max(used_bytes, shared_bytes // 2) if has_half else used_bytes

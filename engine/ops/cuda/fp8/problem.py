@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tessera.engine.formats import Fp8Format, WeightPart
 from tessera.engine.ops.cuda.candidates import CandidateTable
+from tessera.engine.ops.cuda.neighbours import may_end_half
 from tessera.engine.ops.cuda.types import HALF_BYTES
 from tessera.engine.tensor import Tensor
 
@@ -69,8 +70,7 @@ class Fp8Problem(NamedTuple):
 
     @property
     def ends_half(self) -> bool:
-        """As of other products (`LinearProblem.ends_half`)."""
-        return self.accumulates or not (self.normed or self.gated or self.biased)
+        return may_end_half(self.accumulates, self.normed, self.gated, self.biased)
 
     @property
     def out_itemsize(self) -> int:

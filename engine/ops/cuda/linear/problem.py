@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.ops.cuda.candidates import CandidateTable
+from tessera.engine.ops.cuda.neighbours import may_end_half
 from tessera.engine.ops.cuda.types import HALF_BYTES, cuda_type
 from tessera.engine.ops.linear_interface import AddedNorm
 from tessera.engine.tensor import Tensor
@@ -98,8 +99,7 @@ class LinearProblem(NamedTuple):
 
     @property
     def ends_half(self) -> bool:
-        """It is the last product of attention or of an MLP, or, in layers without a norm before, may be."""
-        return self.accumulates or not (self.normed or self.gated or self.biased or self.logits)
+        return may_end_half(self.accumulates, self.normed, self.gated, self.biased, self.logits)
 
     @property
     def gate(self) -> int:
