@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--long-prompts", action="store_true", help="of the loads: 32 streams of 6,000 tokens alone")
     parser.add_argument("--streams", type=int, nargs="+", help="of the loads: those of so many streams")
+    parser.add_argument("--repeats", type=int, default=1, help="of each load (%(default)s)")
     parser.add_argument("--no-reference", action="store_true", help="do not time PyTorch beside")
     parser.add_argument("--output", type=Path, default=Path(".out"), help="folder for JSON and logs (%(default)s)")
     parser.add_argument("--checkout", type=Path, default=ROOT, help="of the loads: whose server is measured (this one)")
@@ -117,6 +118,7 @@ def main() -> None:
             loads = serve.SWEEP if options.sweep else serve.LONG_PROMPTS if options.long_prompts else serve.LOADS
             if options.streams is not None:
                 loads = serve.of_streams(loads, options.streams)
+            loads = tuple(load for load in loads for _ in range(options.repeats))
             arguments = ["--max-num-seqs", "512"] if options.sweep else []
             arguments += options.server
             figures["loads"] = [

@@ -1,14 +1,19 @@
-"""Loads of two checkouts in turn on one machine: `python -m tests.bench.compare BASE --rounds 2`.
+"""Loads of two checkouts in turn on one machine: `python -m tests.bench.compare BASE --rounds 2 --repeats 3`.
 
 BASE is a folder with another commit of the project. Each round measures its server, then this checkout's, so that a
 slow drift of the machine falls on both. The client is this checkout's for both: BASE's might take its times elsewhere.
-The last line is JSON: the figure that became worst, in percent.
+
+Streams that begin together stay together, and whether the middle one's prompt is in the first step or in the second
+is chance: of one commit, median first tokens differ by half. So each load runs several times, and each change has its
+standard error. The last line is JSON, in percent: the worst change, and the worst of what remains of a change when two
+standard errors are taken off.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -43,45 +48,73 @@ def load_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("model", "concurrency", "input_len", "output_len", "stream"))
 
 
+def _standard_error(values: list[float]) -> float:
+    """Of their mean, relative to it; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    return statistics.stdev(values) / math.sqrt(len(values)) / statistics.mean(values)
+
+
 def compared(base: list[list[dict[str, Any]]], own: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Per load and figure the medians of all rounds, and by how much this checkout is better, in percent."""
+    """Means of each load's figures over all runs, and by how much this checkout is better, in percent, with the error."""
     rows = []
-    for load in map(load_of, base[0]):
+    for load in dict.fromkeys(map(load_of, base[0])):
         for figure in FIGURES:
             before, after = (
-                [row[figure] for rows_of_round in rounds for row in rows_of_round if load_of(row) == load]
+                [row[figure] for rows_of_round in rounds for row in _runs(rows_of_round, load, figure)]
                 for rounds in (base, own)
             )
-            if not after or None in before or not statistics.median(before):
+            if not after or None in before or not statistics.mean(before):
                 continue
-            change = 100 * (statistics.median(after) / statistics.median(before) - 1)
+            ratio = statistics.mean(after) / statistics.mean(before)
+            change = 100 * (ratio - 1)
             rows.append(
                 {
                     "load": load,
                     "figure": figure,
-                    "before": statistics.median(before),
-                    "after": statistics.median(after),
+                    "before": statistics.mean(before),
+                    "after": statistics.mean(after),
                     "spread": 100 * (max(before) / min(before) - 1),
                     "better": change if figure in HIGHER_IS_BETTER else -change,
+                    "error": 100 * ratio * math.hypot(_standard_error(before), _standard_error(after)),
                 }
             )
     return rows
 
 
+def _runs(rows: list[dict[str, Any]], load: tuple[Any, ...], figure: str) -> list[dict[str, Any]]:
+    """The rows of a load in one round; a server has one time to get ready for all of them."""
+    found = [row for row in rows if load_of(row) == load]
+    return found[:1] if figure == "ready_seconds" else found
+
+
+def beyond_error(row: dict[str, Any]) -> float:
+    """Its change, two standard errors nearer to none."""
+    change: float = row["better"]
+    return math.copysign(max(abs(change) - 2 * row["error"], 0.0), change)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.compare", description=__doc__)
     parser.add_argument("base", type=Path, help="folder of the other checkout")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2, help="of both servers (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="of each load of a server (%(default)s)")
     parser.add_argument("--model", action="append", default=[])
+    parser.add_argument("--streams", type=int, nargs="+", help="loads of so many streams")
     parser.add_argument("--output", type=Path, default=Path(".out"))
     options = parser.parse_args()
     arguments = [word for name in options.model for word in ("--model", name)]
+    arguments += ["--repeats", str(options.repeats)]
+    if options.streams:
+        arguments += ["--streams", *map(str, options.streams)]
     base, own = [], []
     for number in range(options.rounds):
         base.append(measure(options.base.resolve(), options.output.resolve() / f"base{number}", arguments))
         own.append(measure(ROOT, options.output.resolve() / f"own{number}", arguments))
     rows = compared(base, own)
-    table = Table("model", "streams", "in/out", "figure", "before", "after", "better %", "spread of before %")
+    table = Table(
+        "model", "streams", "in/out", "figure", "before", "after", "better %", "error %", "spread of before %"
+    )
     for row in rows:
         model, streams, input_len, output_len, stream = row["load"]
         lengths = f"{input_len}/{output_len}{'' if stream else ' whole'}"
@@ -93,11 +126,14 @@ def main() -> None:
             f"{row['before']:.2f}",
             f"{row['after']:.2f}",
             f"{row['better']:+.1f}",
+            f"{row['error']:.1f}",
             f"{row['spread']:.1f}",
         )
     Console(width=130).print(table)
     worst = min(rows, key=lambda row: row["better"])
-    print(json.dumps({"worst": worst["better"], "figure": worst["figure"], "load": worst["load"]}))
+    surely = min(rows, key=beyond_error)
+    found = {"worst": worst["better"], "figure": worst["figure"], "load": worst["load"]}
+    print(json.dumps({**found, "beyond_error": beyond_error(surely), "of": [surely["figure"], surely["load"]]}))
     (options.output / "compare.json").write_text(json.dumps(rows, indent=1))
 
 

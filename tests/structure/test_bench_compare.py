@@ -1,10 +1,11 @@
-"""The comparison of two checkouts: medians over rounds, and which direction is better."""
+"""The comparison of two checkouts: means over runs with their error, and which direction is better."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from tests.bench.compare import compared
+from tests.bench.compare import beyond_error, compared
 from tests.bench.serve import sharing_gpus
 
 
@@ -26,6 +27,17 @@ def test_more_tokens_and_earlier_tokens_are_better() -> None:
     assert found["output_throughput"]["better"] == 100
     assert found["median_ttft_ms"]["better"] == 50
     assert round(found["output_throughput"]["spread"], 6) == 10
+
+
+def test_a_change_counts_as_far_as_it_is_beyond_two_standard_errors() -> None:
+    before, after = [[row(99, 10), row(101, 10)]], [[row(89, 30), row(91, 10)]]
+    found = {entry["figure"]: entry for entry in compared(before, after)}
+    slower, later = found["output_throughput"], found["median_ttft_ms"]
+    assert round(slower["better"], 6) == -10
+    assert round(slower["error"], 2) == round(100 * 0.9 * math.hypot(1 / 100, 1 / 90), 2)
+    assert round(beyond_error(slower), 6) == round(-10 + 2 * slower["error"], 6)
+    assert later["better"] == -100
+    assert beyond_error(later) == 0, "10 and 30 ms of one commit say nothing"
 
 
 def test_gpus_that_share_a_model_read_its_weights_side_by_side() -> None:
