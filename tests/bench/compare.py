@@ -56,7 +56,7 @@ def _standard_error(values: list[float]) -> float:
 
 
 def compared(base: list[list[dict[str, Any]]], own: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Means of each load's figures over all runs, and by how much this checkout is better, in percent, with the error."""
+    """Means of each load's figures over all runs, and by how much this checkout is better, in percent, with errors."""
     rows = []
     for load in dict.fromkeys(map(load_of, base[0])):
         for figure in FIGURES:
