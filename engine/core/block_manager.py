@@ -100,28 +100,32 @@ class BlockManager:
 
         At most `max_shared_tokens` of its tokens are among them.
         """
+        self.match_some(sequence, self.num_blocks)
+        return [entry.block for entry in sequence.matched]
+
+    def match_some(self, sequence: Sequence, most: int) -> bool:
+        """Find at most so many more of what `match_prefix` gives; -> whether that is all."""
         if not self.prefix_caching:
-            return []
+            return True
         matched, size, salt = sequence.matched, self.block_size, sequence.prefix_salt
-        most = sequence.max_shared_tokens // size
+        end = sequence.max_shared_tokens // size
         blocks = [entry.block for entry in matched]
-        if NOWHERE in blocks or len(blocks) > most:  # nothing else can have changed since the last time
-            del matched[min(blocks.index(NOWHERE) if NOWHERE in blocks else most, most) :]
-            del blocks[len(matched) :]
+        if NOWHERE in blocks or len(blocks) > end:  # nothing else can have changed since the last time
+            del matched[min(blocks.index(NOWHERE) if NOWHERE in blocks else end, end) :]
         parent = matched[-1] if matched else None
         stop, ahead = len(matched), 1
-        while len(matched) == stop < most:  # ever more at a time: most new prompts miss at the first block
-            first, stop = stop, min(stop + ahead, most)
+        last = min(end, stop + most)
+        while len(matched) == stop < last:  # ever more at a time: most new prompts miss at the first block
+            first, stop = stop, min(stop + ahead, last)
             ahead *= 2
             sequence.extend_digests(stop, size, self._digest)
             entries = map(self._by_digest.get, sequence.block_digests[first:stop])
             for found, token_bytes in zip(entries, sequence.block_bytes(first, stop, size), strict=True):
                 if found is None or not found.holds(token_bytes, parent, salt):
                     break
-                blocks.append(found.block)
                 matched.append(found)
                 parent = found
-        return blocks
+        return not len(matched) == last < end
 
     def extend_digests(self, sequence: Sequence, num_blocks: int) -> None:
         """Compute the digests of the sequence's first `num_blocks` blocks, which its tokens fill."""

@@ -37,8 +37,8 @@ _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
 MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
-MAX_HASHED_BLOCKS = 4096  # of waiting sequences in one step, beyond which no more are looked at: likewise
-BLOCKS_OF_A_LOOK = 16  # that any look at a sequence counts as, so that 256 take the whole step's
+MAX_HASHED_BLOCKS = 4096  # of waiting sequences in one step, hashed or compared; no more are looked at: likewise
+BLOCKS_OF_A_LOOK = 32  # that any look at a sequence counts as, so that 128 take the whole step's
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 
@@ -173,6 +173,7 @@ class Scheduler:
         is_shared = self.accounts.is_shared
         self._recomputed_rows = self.max_num_seqs
         self._num_hashed = 0
+        self._prefixes.begin_step()
         self._draft_room = self._max_drafts
         self._share_draft_room()
         if is_shared:
@@ -300,11 +301,19 @@ class Scheduler:
         return None
 
     def _match(self, sequence: Sequence) -> tuple[list[int], bool]:
-        """The cached blocks of a waiting sequence's prefix, and whether it is to wait for more of them."""
-        num_known = len(sequence.block_digests)
-        shared_blocks = self.block_manager.match_prefix(sequence)
-        is_early = self._prefixes.await_longest(sequence, len(shared_blocks))
-        self._num_hashed += BLOCKS_OF_A_LOOK + len(sequence.block_digests) - num_known
+        """The cached blocks of a waiting sequence's prefix, and whether it is to wait: for more of them, or for the
+        next step, as a step looks at so many blocks."""
+        blocks = self.block_manager
+        num_known, num_matched = len(sequence.block_digests), len(sequence.matched)
+        room = max(MAX_HASHED_BLOCKS - self._num_hashed, 1)
+        shared_blocks: list[int] = []
+        is_early = True
+        if blocks.match_some(sequence, room):
+            shared_blocks = blocks.match_prefix(sequence)
+            room -= len(sequence.block_digests) - num_known
+            is_early = self._prefixes.await_longest(sequence, len(shared_blocks), max(room, 0))
+        num_new = max(len(sequence.block_digests) - num_known, len(sequence.matched) - num_matched)
+        self._num_hashed += BLOCKS_OF_A_LOOK + num_new
         return shared_blocks, is_early
 
     def _sort_running(self) -> None:
