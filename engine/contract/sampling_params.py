@@ -175,6 +175,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature == 0.0
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether some tokens cannot be chosen, or not everywhere."""
+        return (
+            self.allowed_token_ids is not None
+            or bool(self.bad_words)
+            or self.grammar is not None
+            or self.reasoning_budget is not None
+        )
+
+    @property
     def flags(self) -> int:
         """RowFlags of the work that a row with these settings needs."""
         flags = 0

@@ -56,6 +56,7 @@ Outputs: TypeAlias = defaultdict[ClientId, list[RequestOutput]]
 MAX_RETRY_AFTER = 60  # seconds
 THROUGHPUT_WINDOW = 64  # finished requests that the recent throughput is taken from
 GRAMMAR_WAIT = 0.002  # seconds that a step without other work waits for a grammar
+MAX_CONSTRAINED = 64  # sequences whose grammar has compiled that are queued before one step, in a few milliseconds
 ADAPTER_WAIT = 0.002  # likewise for an adapter that is being read
 
 
@@ -230,7 +231,6 @@ class EngineCore:
                 raise unknown_model(request.adapter)
             adapter = self._adapters.find(request.adapter)
         params = request.sampling_params
-        has_tables = params.allowed_token_ids is not None or bool(params.bad_words)
         sequences = Sequence.from_request(
             request,
             client,
@@ -239,7 +239,7 @@ class EngineCore:
             max_context=self._max_context,
             short_rope_len=self._short_rope_len,
             arrival_number=self._num_arrivals,
-            token_tables=TokenTables(params, self._vocab_size) if has_tables else None,
+            token_tables=TokenTables(params, self._vocab_size) if params.is_constrained else None,
             batch_invariant=self._batch_invariant,
             adapter=adapter,
         )
@@ -271,10 +271,10 @@ class EngineCore:
 
     def _enqueue(self, sequence: Sequence) -> None:
         params = sequence.params
-        if sequence.token_tables is not None:
+        if params.allowed_token_ids is not None or params.bad_words:
             sequence.constraint = TokenConstraint(params, self._vocab_size, sequence.token_tables)
         elif params.reasoning_budget is not None:
-            sequence.constraint = ReasoningConstraint(params, self._vocab_size)
+            sequence.constraint = ReasoningConstraint(params, self._vocab_size, sequence.token_tables)
         self.scheduler.enqueue(sequence)
 
     def _check_queue(self, request: AddRequest, account: Account) -> None:
@@ -400,7 +400,7 @@ class EngineCore:
         if not is_awaited or self.scheduler.waiting:
             self._publish()
         now = self._clock()
-        for sequence in [each for each, pending in self._compiling.items() if pending.ready]:
+        for sequence in [each for each, pending in self._compiling.items() if pending.ready][:MAX_CONSTRAINED]:
             self._constrain(sequence, now)
         if self._adapters is not None and self._adapters.is_reading:
             self._finish_reads(self._adapters, now)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Sequence
 
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from tessera.engine.grammar.reasoning_limit import ReasoningLimit
-from tessera.engine.grammar.token_tables import TokenTables, Words, token_words
+from tessera.engine.grammar.token_tables import TokenTables, Words, token_bytes
 
 
 class BadWords:
@@ -22,7 +21,7 @@ class BadWords:
 
     def __init__(self, tables: TokenTables) -> None:
         self._tables = tables
-        self._recent: deque[int] = deque(maxlen=tables.longest_beginning)
+        self._recent = b""
         self.forbidden = tables.forbidden
 
     def consume(self, token_id: int) -> None:
@@ -30,16 +29,13 @@ class BadWords:
         tables = self._tables
         if not tables.longest_beginning:
             return
-        self._recent.append(token_id)
-        recent = list(self._recent)
-        last = [last for before, last in tables.longer_words if recent[-len(before) :] == before]
-        self.forbidden = tables.forbidden | token_words(last, tables.vocab_size) if last else tables.forbidden
+        recent = self._recent = (self._recent + token_bytes((token_id,)))[-tables.longest_beginning :]
+        last = [last for before, last in tables.longer_words.get(token_id, ()) if recent.endswith(before)]
+        self.forbidden = tables.forbidden | tables.words(tuple(last)) if last else tables.forbidden
 
     def branch(self) -> BadWords:
         """A copy that goes its own way."""
-        branch = copy.copy(self)
-        branch._recent = self._recent.copy()
-        return branch
+        return copy.copy(self)
 
 
 class TokenConstraint:
@@ -62,18 +58,18 @@ class TokenConstraint:
     def __init__(self, params: SamplingParams, vocab_size: int, tables: TokenTables | None = None) -> None:
         """`tables`: those of `params`, where sequences share them."""
         tables = tables if tables is not None else TokenTables(params, vocab_size)
+        self._tables = tables
         self.param = "bad_words" if params.allowed_token_ids is None else "allowed_token_ids"
         self._allowed = tables.allowed
         self._bad_words = BadWords(tables)
         budget = params.reasoning_budget
         self._limit = ReasoningLimit(budget) if budget is not None else None
-        self._end_of_reasoning = token_words([] if budget is None else [budget.end_token_id], vocab_size)
-        self.mask = self._limited(self._allowed & ~self._bad_words.forbidden)
+        self.mask = self._limited(self._permitted(self._allowed))
 
     def consume(self, token_id: int) -> bool:
         """Advance past a token; -> whether a grammar's mask must be computed and applied before the next."""
         self._note_token(token_id)
-        self.mask = self._limited(self._allowed & ~self._bad_words.forbidden)
+        self.mask = self._limited(self._permitted(self._allowed))
         return False
 
     def branch(self) -> TokenConstraint:
@@ -93,16 +89,20 @@ class TokenConstraint:
         if self._limit is not None:
             self._limit.consume(token_id)
 
+    def _permitted(self, allowed: Words) -> Words:
+        """`allowed` without the tokens that would complete a bad word."""
+        return self._tables.without(allowed, self._bad_words.forbidden)
+
     def _limited(self, mask: Words) -> Words:
         """The mask, or the end of the reasoning alone where that is due."""
-        return self._end_of_reasoning if self._limit is not None and self._limit.forced is not None else mask
+        return self._tables.end_of_reasoning if self._limit is not None and self._limit.forced is not None else mask
 
 
 class ReasoningConstraint(TokenConstraint):
     """A budget of reasoning alone: idle until it is nearly spent, and again once the reasoning is over."""
 
-    def __init__(self, params: SamplingParams, vocab_size: int) -> None:
-        super().__init__(params, vocab_size)
+    def __init__(self, params: SamplingParams, vocab_size: int, tables: TokenTables | None = None) -> None:
+        super().__init__(params, vocab_size, tables)
         assert params.reasoning_budget is not None, "a constraint by a budget has one"
         self.param = params.reasoning_budget.param
         self._note_distance()
@@ -138,7 +138,7 @@ class GrammarConstraint(TokenConstraint):
         grammar = params.grammar
         assert grammar is not None, "a constraint by a grammar has one"
         self.param = grammar.param
-        self._ends = token_words(eos_token_ids, vocab_size)
+        self._ends = self._tables.words(tuple(eos_token_ids))
         if params.ignore_eos:
             self._allowed = self._allowed & ~self._ends
         self._first_mask = compiled.first_mask
@@ -146,13 +146,13 @@ class GrammarConstraint(TokenConstraint):
         self._start_token_id = grammar.start_token_id
         self._section_token_id = grammar.section_token_id
         # The mask while the grammar waits for its start token.
-        self._before = self._allowed & ~(self._ends | token_words(params.stop_token_ids, vocab_size))
+        self._before = self._allowed & ~(self._ends | self._tables.words(params.stop_token_ids))
         if self._section_token_id is not None:
             self.apply_mask(self._first_mask)
-            section = token_words([self._section_token_id], vocab_size)
+            section = self._tables.words((self._section_token_id,))
             self.mask |= section & self._before & ~self._bad_words.forbidden
         elif self._start_token_id is not None:
-            self.mask = self._limited(self._before & ~self._bad_words.forbidden)
+            self.mask = self._limited(self._permitted(self._before))
         else:
             self.apply_mask(self._first_mask)
         if self.error is not None or not self.mask.any():
@@ -171,7 +171,7 @@ class GrammarConstraint(TokenConstraint):
                 self._start_token_id = None
                 self.apply_mask(self._first_mask)
             else:
-                self.mask = self._limited(self._before & ~self._bad_words.forbidden)
+                self.mask = self._limited(self._permitted(self._before))
             return False
         if not self.matcher.consume_token(token_id):
             self.error = self._too_complex()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,6 +12,9 @@ from tessera.engine.contract.sampling_params import SamplingParams
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
+TOKEN_BYTES = array("i").itemsize
+MAX_KNOWN_SETS = 64  # that the sequences of a request share; each has as many bits as the vocabulary
+
 
 class TokenTables:
     """The tokens that a request's parameters allow and forbid, worked out once for all of its sequences.
@@ -18,17 +22,46 @@ class TokenTables:
     Attributes:
         allowed: [ceil(vocab_size / 32)]
         forbidden: [ceil(vocab_size / 32)]; bad words of one token.
-        longer_words: the other bad words, each as all but its last token, and the last.
-        longest_beginning: most tokens of a bad word before its last.
+        end_of_reasoning: [ceil(vocab_size / 32)]; what ends it, where there is a budget of it; else nothing.
+        longer_words: the other bad words by their last token but one: the bytes of all but the last, and the last.
+        longest_beginning: most bytes of a bad word before its last token.
     """
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
-        allowed, words = params.allowed_token_ids, params.bad_words
+        allowed, words, budget = params.allowed_token_ids, params.bad_words, params.reasoning_budget
         self.vocab_size = vocab_size
         self.allowed = every_token(vocab_size) if allowed is None else token_words(allowed, vocab_size)
         self.forbidden = token_words([word[0] for word in words if len(word) == 1], vocab_size)
-        self.longer_words = [(list(word[:-1]), word[-1]) for word in words if len(word) > 1]
-        self.longest_beginning = max((len(before) for before, _ in self.longer_words), default=0)
+        self.end_of_reasoning = token_words([] if budget is None else [budget.end_token_id], vocab_size)
+        self.longer_words: dict[int, list[tuple[bytes, int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self.longer_words.setdefault(word[-2], []).append((token_bytes(word[:-1]), word[-1]))
+        self.longest_beginning = max((TOKEN_BYTES * (len(word) - 1) for word in words), default=0)
+        self._permitted = self.allowed & ~self.forbidden
+        self._permitted.flags.writeable = False  # the mask of many sequences
+        self._known: dict[tuple[int, ...], Words] = {}
+
+    def words(self, token_ids: tuple[int, ...]) -> Words:
+        """A set of ids as `token_words`, made once for all sequences that ask for it soon."""
+        found = self._known.get(token_ids)
+        if found is None:
+            if len(self._known) >= MAX_KNOWN_SETS:
+                self._known.clear()
+            found = self._known[token_ids] = token_words(token_ids, self.vocab_size)
+            found.flags.writeable = False
+        return found
+
+    def without(self, allowed: Words, forbidden: Words) -> Words:
+        """`allowed` but for `forbidden`; it may be all sequences'."""
+        if allowed is self.allowed and forbidden is self.forbidden:
+            return self._permitted
+        return allowed & ~forbidden
+
+
+def token_bytes(token_ids: Iterable[int]) -> bytes:
+    """Ids in a form of which hundreds are compared at once."""
+    return array("i", token_ids).tobytes()
 
 
 def token_words(token_ids: Sequence[int], vocab_size: int) -> Words:

@@ -284,7 +284,7 @@ def test_a_row_without_any_token_ends_with_an_error(engine: GrammarHarness) -> N
     engine.add("alive", max_tokens=4)
     sequence = next(iter(engine.core.scheduler.waiting))
     assert sequence.constraint is not None
-    sequence.constraint.mask[:] = 0
+    sequence.constraint.mask = sequence.constraint.mask ^ sequence.constraint.mask
     answers = engine.run()
     assert (answers["dead"].finish_reason, answers["dead"].error_status) == ("error", 400)
     assert answers["alive"].finish_reason == "length"

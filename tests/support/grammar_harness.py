@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 
 from tessera.engine.contract.config import EngineConfig
-from tessera.engine.contract.messages import AddRequest, FinishReason
+from tessera.engine.contract.messages import AddRequest, FinishReason, Sibling
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
@@ -155,10 +155,18 @@ class GrammarHarness:
         }
         self.answers: dict[str, Answer] = {}
 
-    def add(self, name: str, grammar: Grammar | None = None, prompt: str = "Hello there!", **params: Any) -> None:
+    def add(
+        self,
+        name: str,
+        grammar: Grammar | None = None,
+        prompt: str = "Hello there!",
+        siblings: Sequence[Sibling] = (),
+        **params: Any,
+    ) -> None:
         settings = SamplingParams(**{"max_tokens": 256, "grammar": grammar, **params})
-        self.answers[name] = Answer()
-        self.core.add_request(AddRequest(name, token_ids(encode(prompt)), settings, 0.0), CLIENT)
+        request = AddRequest(name, token_ids(encode(prompt)), settings, 0.0, siblings=list(siblings))
+        self.answers |= {each: Answer() for each in request.request_ids}
+        self.core.add_request(request, CLIENT)
 
     def step(self) -> None:
         for output in self.core.step().get(CLIENT, []):
