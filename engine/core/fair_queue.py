@@ -45,7 +45,10 @@ class FairQueue:
         lane = sequence.lane
         if not lane.waiting:
             self._lanes.append(lane)
-        insort(lane.waiting, sequence, key=_in_order)
+        if lane.waiting and sequence.order < lane.waiting[-1].order:
+            insort(lane.waiting, sequence, key=_in_order)
+        else:  # mostly
+            lane.waiting.append(sequence)
         self._length += 1
         lane.account.num_waiting += 1
 

@@ -72,7 +72,7 @@ class Sequence:
         adapter_slot: where that is on the device while the sequence has a seat, else -1.
         num_prompt_logprobs: prompt tokens whose log-probability has been requested, preemptions included.
         prompt_logprobs: the results, until they are sent with the first token; None if not requested.
-        token_tables: of allowed ids and bad words, shared by the sequences of a request.
+        token_tables: of what constrains its tokens, shared by the sequences of a request.
         constraint: on the tokens that may be chosen; in step with `token_ids`, also through preemptions.
         drafting: proposes drafts; None where none are made.
         draft: tokens that may follow `token_ids`, which the next step verifies, or the one that is being executed.
@@ -161,6 +161,8 @@ class Sequence:
             is_shared = prompt is prompt_before
             prompt_before = prompt
             rope_row = first_row(short_rope_len, max_num_tokens)
+            if not sequences or rope_row != sequences[-1].rope_row:
+                salt = prefix_salt(rope_row, request.cache_salt, b"" if adapter is None else adapter.digest)
             sequence = cls(
                 request_id=request_id,
                 client=client,
@@ -175,7 +177,7 @@ class Sequence:
                 priority=request.priority,
                 rank=rank,
                 rope_row=rope_row,
-                prefix_salt=prefix_salt(rope_row, request.cache_salt, b"" if adapter is None else adapter.digest),
+                prefix_salt=salt,
                 prefill_end=len(prompt) - 1 if batch_invariant else None,
                 adapter=adapter,
                 token_tables=token_tables,
