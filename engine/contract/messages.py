@@ -373,6 +373,10 @@ class PromptScores(msgspec.Struct, frozen=True, array_like=True):
     def __len__(self) -> int:
         return len(self.token_ids) // 4
 
+    @property
+    def num_bytes(self) -> int:
+        return 3 * len(self.token_ids) + 2 * len(self.top_token_ids)
+
     def part(self, start: int, stop: int) -> PromptScores:
         one, top = slice(4 * start, 4 * stop), slice(4 * start * self.num_top, 4 * stop * self.num_top)
         return PromptScores(
@@ -414,7 +418,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """One step's output for one request.
 
     `finish_reason` is set on the last output only. `stop_token_id` names the id that ended it.
-    `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first.
+    `prompt_logprobs` comes with the first token, where asked for: one for each prompt token but the first. The first of
+    many come ahead, in outputs without a token.
     `queue_time` and `prefill_time` come with it too: seconds from the request's arrival to its first step, and on to
     the first token. `decode_time` comes with the last token: seconds from the first.
     `error` (message) comes with finish_reason "error"; the other `error_*` fields and `retry_after`

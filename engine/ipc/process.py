@@ -70,6 +70,7 @@ from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.loaded_engine import Core, LoadedEngine, Loader, Sleeping
 from tessera.engine.ipc.metrics_thread import MetricsThread
+from tessera.engine.ipc.outbox import Outbox
 from tessera.engine.ipc.sockets import has_message
 
 logger = logging.getLogger("tessera.engine")
@@ -95,6 +96,7 @@ class EngineProcess:
         self._order: Sleep | WakeUp | None = None  # to be carried out when there is no work
         self._is_asleep = False
         self._unconfirmed: dict[tuple[bytes, str], float] = {}  # sequences without an output, and when they came
+        self._outbox = Outbox()
         self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
@@ -130,7 +132,7 @@ class EngineProcess:
         poller.register(self._router, zmq.POLLIN)
         poller.register(wake_up, zmq.POLLIN)
         while True:
-            self._has_work = engine.has_work
+            self._has_work = engine.has_work or bool(self._outbox)
             self._refresh_stats(core)
             self.garbage.look(is_idle=not self._has_work)
             if not self._has_work:
@@ -154,10 +156,12 @@ class EngineProcess:
             for client, token in clients:
                 self._send(client, Metrics(token, text))
         self._answer_adapters()
+        for client, outputs in self._outbox.take().items():
+            self._send_outputs(core, client, outputs)
         if core.has_work:
             self._has_work = True
             for client, outputs in core.step().items():
-                self._send_outputs(core, client, outputs)
+                self._send_outputs(core, client, self._outbox.put(client, outputs))
                 if self._unconfirmed:
                     for output in outputs:
                         self._unconfirmed.pop((client, output.request_id), None)
@@ -276,6 +280,7 @@ class EngineProcess:
                 self._add_embedding(client, message)
             case AbortRequests():
                 core.abort(message.request_ids, client)
+                self._outbox.drop(client, message.request_ids)
                 for request_id in message.request_ids:
                     self._unconfirmed.pop((client, request_id), None)
                 for embedder in self._engine.embedders.values():
@@ -335,8 +340,10 @@ class EngineProcess:
         self._send(client, EmbeddingOutput(request.request_id, refusal=refused(request.request_id, refusal)))
 
     def _send_outputs(self, core: Core, client: bytes, outputs: list[RequestOutput]) -> None:
-        if not self._send(client, StepOutputs(self.epoch, outputs)):
-            core.abort([output.request_id for output in outputs], client)
+        if outputs and not self._send(client, StepOutputs(self.epoch, outputs)):
+            request_ids = [output.request_id for output in outputs]
+            core.abort(request_ids, client)
+            self._outbox.drop(client, request_ids)
 
     def _send(self, client: bytes, message: EngineMessage) -> bool:
         """-> False if the client is gone."""

@@ -15,7 +15,7 @@ from tessera.engine.contract.errors import (
     QueueFullError,
     RequestError,
 )
-from tessera.engine.contract.messages import RequestOutput
+from tessera.engine.contract.messages import PromptScores, RequestOutput
 
 
 class StreamOwner(Protocol):
@@ -107,7 +107,7 @@ class Inbox:
         account_id: of the account whose turn it is when the consumer is woken.
     """
 
-    __slots__ = ("accepted", "account_id", "ended", "error", "output", "waiter")
+    __slots__ = ("_scores", "accepted", "account_id", "ended", "error", "output", "waiter")
 
     def __init__(self, account_id: int = 0) -> None:
         self.account_id = account_id
@@ -116,6 +116,7 @@ class Inbox:
         self.accepted = False
         self.ended = False
         self.waiter: asyncio.Future[None] | None = None
+        self._scores: list[PromptScores] = []  # that have come ahead of the first token
 
     async def wait(self) -> None:
         waiter = self.waiter = asyncio.get_running_loop().create_future()
@@ -143,6 +144,12 @@ class Inbox:
         if output.finish_reason == "error":
             self.fail(error_of(output))
             return
+        if output.prompt_logprobs is not None:
+            self._scores += output.prompt_logprobs
+            if not output.token_ids:
+                self.accepted = True
+                return
+            output.prompt_logprobs, self._scores = self._scores, []
         if self.output is None:
             self.output = output
         else:
