@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,11 +21,20 @@ from tessera.engine.contract.messages import (
     TokenLogprobs,
     rows_of,
 )
-from tessera.engine.core import block_manager, scheduler
+from tessera.engine.contract.sampling_params import MAX_BAD_WORDS, Grammar, ReasoningBudget, SamplingParams
+from tessera.engine.core import block_manager, core, prefixes_in_progress, scheduler
 from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
+from tessera.engine.grammar import token_tables
+from tessera.engine.grammar.compiler import GrammarCompiler
+from tessera.engine.grammar.constraint import TokenConstraint
+from tessera.engine.grammar.token_tables import TokenTables
+from tessera.engine.ipc import outbox
+from tessera.engine.ipc.outbox import Outbox
+from tessera.engine.ipc.request_stream import Inbox
 from tessera.engine.kv_tiers.published_block import PublishedBlock
 from tessera.engine.runner.prompt_logprobs import read_prompt_logprobs
 from tests.support.fake_runner import CLIENT, Harness
+from tests.support.grammar_harness import EOS, MODEL, VOCAB_SIZE, GrammarHarness
 
 
 def long_prompt(first: int, length: int) -> list[int]:
@@ -125,6 +135,57 @@ def test_fault_stalls_a_cached_prefix_is_compared_once_while_its_request_waits(m
     assert engine.last_outputs["second"].num_cached_tokens > 0
 
 
+def test_fault_stalls_a_cached_prompt_is_looked_for_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 131,000 tokens took 30 ms of the step in which it started."""
+    monkeypatch.setattr(scheduler, "MAX_HASHED_BLOCKS", 30)
+    engine = Harness(num_blocks=256, max_num_seqs=8, max_num_batched_tokens=256, max_model_len=1024)
+    prompt = long_prompt(1, 400)
+    engine.add("first", prompt, 1)
+    engine.run()
+    hashed = count_digests(engine)
+    compared: list[Any] = []
+    holds = PublishedBlock.holds
+
+    def counted(self: PublishedBlock, *args: Any) -> bool:
+        compared.append(self)
+        return holds(self, *args)
+
+    monkeypatch.setattr(PublishedBlock, "holds", counted)
+    engine.add("second", prompt, 2)
+    (sequence,) = engine.core._sequences.values()
+    num_steps = 0
+    while not sequence.is_running:
+        hashed.clear()
+        compared.clear()
+        engine.core.step()
+        num_steps += 1
+        assert len(hashed) <= 30 + 1, "and the root"
+        assert len(compared) <= 30
+    assert num_steps == 4
+    engine.run()
+    assert engine.last_outputs["second"].num_cached_tokens == 396
+
+
+def test_fault_stalls_a_long_prompt_is_indexed_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of 131,000 tokens took 20 ms beside its first step. Others wait for what is known of it."""
+    monkeypatch.setattr(prefixes_in_progress, "MAX_INDEXED_BLOCKS", 20)
+    engine = Harness(num_blocks=256, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=1024)
+    hashed = count_digests(engine)
+    prompt = long_prompt(1, 400)
+    engine.add("first", prompt, 1)
+    for number in range(3):
+        hashed.clear()
+        engine.step()
+        assert len(hashed) == 20 + (not number), "and the root"
+    engine.add("second", [*prompt[:300], 5], 1)
+    second = engine.core._sequences[CLIENT, "second"]
+    assert engine.core.scheduler._match(second)[1], "it waits"
+    assert second.awaited_digest == second.block_digests[59]
+    engine.run()
+    assert engine.last_outputs["second"].num_cached_tokens == 300
+    assert not engine.core.scheduler._prefixes._owners
+
+
 def test_fault_stalls_only_so_many_waiting_sequences_are_looked_at_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """1,024 choices took 30 ms of the step in which all of them began to wait for the first."""
     engine = Harness(num_blocks=256, max_num_seqs=64, max_num_batched_tokens=256, max_model_len=512)
@@ -213,6 +274,101 @@ def test_fault_stalls_scores_of_a_prompt_stay_bytes_until_they_are_shown() -> No
     data = msgspec.msgpack.encode(message)
     assert len(data) < sum(4 * (3 + 2 * count) for count in counts.tolist()) + 200
     assert msgspec.msgpack.Decoder(EngineMessage).decode(data) == message
+
+
+def test_fault_stalls_scores_of_a_long_prompt_are_sent_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """22 MB for 131,000 tokens took the engine's thread 16 to 33 ms in one message, and the event loop as long."""
+    piece = PromptScores.of([TokenLogprobs(number, -0.5, 1, [number, 2], [-0.5, -1.0]) for number in range(10)])
+    monkeypatch.setattr(outbox, "MAX_SCORE_BYTES", 3 * piece.num_bytes)
+    box, inboxes = Outbox(), {name: Inbox() for name in ("small", "a", "b", "plain", "gone")}
+    sizes: list[int] = []
+
+    def send(outputs: list[RequestOutput]) -> None:
+        sizes.append(sum(len(each.prompt_logprobs or []) for each in outputs))
+        for output in outputs:
+            assert not inboxes[output.request_id].ended
+            inboxes[output.request_id].deliver(output)
+
+    def take() -> None:
+        for outputs in box.take().values():
+            send(outputs)
+
+    def scored(name: str, count: int) -> RequestOutput:
+        return RequestOutput(name, [1], prompt_logprobs=[piece] * count)
+
+    send(box.put(CLIENT, [scored("small", 2), scored("a", 10), scored("b", 4), RequestOutput("plain", [1])]))
+    send(box.put(CLIENT, [RequestOutput(name, [2], finish_reason="length") for name in ("a", "plain")]))
+    send(box.put(CLIENT, [scored("gone", 9)]))
+    assert sizes == [2, 0, 0]
+    assert [name for name, inbox in inboxes.items() if inbox.output is not None] == ["small", "plain"]
+    take()
+    take()
+    assert inboxes["a"].accepted
+    assert inboxes["a"].output is None, "its first token comes with the last scores"
+    box.drop(CLIENT, ["gone", "unknown"])
+    while box:
+        take()
+    assert max(sizes) == 3
+    for name, count, tokens in (("small", 2, [1]), ("a", 10, [1, 2]), ("b", 4, [1])):
+        output = inboxes[name].output
+        assert output is not None
+        assert (output.token_ids, output.prompt_logprobs) == (tokens, [piece] * count), name
+    assert inboxes["a"].ended
+    assert inboxes["gone"].output is None
+
+
+def test_fault_stalls_what_constrains_tokens_is_worked_out_once_for_all_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """256 choices with the widest allowed ids took 60 ms, a mask of the whole vocabulary for each."""
+    made: list[int] = []
+    make = token_tables.token_words
+
+    def counted(token_ids: Any, vocab_size: int) -> Any:
+        made.append(len(token_ids))
+        return make(token_ids, vocab_size)
+
+    monkeypatch.setattr(token_tables, "token_words", counted)
+    compiler = GrammarCompiler(MODEL, VOCAB_SIZE, [EOS])
+    grammar, budget = Grammar("regex", "[ab]*"), ReasoningBudget(30, 5)
+    for fields in ({"allowed_token_ids": (5, 6)}, {"reasoning_budget": budget}, {"grammar": grammar}):
+        made.clear()
+        engine = GrammarHarness(compiler)
+        engine.add("first", siblings=siblings(20), max_tokens=5, **fields)
+        engine.run()
+        assert len(made) <= 6, fields
+    compiler.close()
+
+
+def test_fault_stalls_bad_words_are_looked_for_by_their_last_tokens() -> None:
+    """128 of up to 256 tokens took 20 ms of a step of 256 sequences, and 140 where all of them matched."""
+    params = SamplingParams(max_tokens=1, bad_words=tuple((5,) * (2 + number) for number in range(MAX_BAD_WORDS)))
+    tables = TokenTables(params, 100_000)
+    constraints = [TokenConstraint(params, 100_000, tables) for _ in range(256)]
+    begin = time.thread_time()
+    for constraint in constraints:
+        constraint.consume(7)
+    assert time.thread_time() - begin < 0.005
+    assert len({id(constraint.mask) for constraint in constraints}) == 1
+    for constraint in constraints:
+        constraint.consume(5)
+    assert len({id(constraint._bad_words.forbidden) for constraint in constraints}) == 256
+    assert constraints[0].mask[0] == 2**32 - 1 - 2**5
+
+
+def test_fault_stalls_only_so_many_grammars_begin_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 1,024 choices were all begun as soon as it had compiled."""
+    monkeypatch.setattr(core, "MAX_CONSTRAINED", 4)
+    compiler = GrammarCompiler(MODEL, VOCAB_SIZE, [EOS])
+    engine = GrammarHarness(compiler)
+    engine.add("first", Grammar("regex", "[ab]*"), siblings=siblings(10), max_tokens=5)
+    left = [len(engine.core._compiling)]
+    while left[-1]:
+        engine.core.step()
+        left.append(len(engine.core._compiling))
+        assert left[-2] - left[-1] in (0, 4, 3)
+    engine.run()
+    compiler.close()
 
 
 def test_fault_stalls_scores_are_cut_to_the_sequences_that_asked() -> None:
