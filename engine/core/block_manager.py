@@ -19,8 +19,8 @@ can. `draft_keys` know which blocks a draft model has computed.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable
-from itertools import islice
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice, takewhile
 
 from tessera.engine.contract.block_digests import Digest, sha256
 from tessera.engine.core.sequence import Sequence
@@ -34,6 +34,7 @@ MAX_STORED_AHEAD = 1024  # blocks of the device that can be had without waiting 
 STORED_SHARE = 2  # of the device's blocks at most one in so many
 DOUBLE_SHARE = 8  # of the slots of host memory at most one in so many, as what is stored ahead is in both
 MAX_RELEASED = 2**15  # references that are dropped in one step, in a few milliseconds
+MAX_RESET = 4096  # blocks that are looked at in one step, of a cache that is reset: likewise
 STORED_AT_ONCE = 128  # blocks, for half a millisecond of calls of the driver
 
 
@@ -72,6 +73,8 @@ class BlockManager:
         self.published: list[PublishedBlock | None] = [None] * num_blocks
         self.leaving: deque[list[int]] = deque()
         self._release_room = MAX_RELEASED
+        self._resets: deque[frozenset[int] | None] = deque()  # whose blocks; that of the first is under way
+        self._reset_steps: Iterator[None] | None = None
         self._by_digest: dict[bytes, PublishedBlock] = {}
         self._digest = digest
         self._report = report
@@ -112,6 +115,8 @@ class BlockManager:
         blocks = [entry.block for entry in matched]
         if NOWHERE in blocks or len(blocks) > end:  # nothing else can have changed since the last time
             del matched[min(blocks.index(NOWHERE) if NOWHERE in blocks else end, end) :]
+        if self._resets:
+            matched[:] = takewhile(self._is_kept, matched)
         parent = matched[-1] if matched else None
         stop, ahead = len(matched), 1
         last = min(end, stop + most)
@@ -121,7 +126,7 @@ class BlockManager:
             sequence.extend_digests(stop, size, self._digest)
             entries = map(self._by_digest.get, sequence.block_digests[first:stop])
             for found, token_bytes in zip(entries, sequence.block_bytes(first, stop, size), strict=True):
-                if found is None or not found.holds(token_bytes, parent, salt):
+                if found is None or not found.holds(token_bytes, parent, salt) or not self._is_kept(found):
                     break
                 matched.append(found)
                 parent = found
@@ -181,7 +186,7 @@ class BlockManager:
             return
         first, num_full = sequence.num_published_blocks, num_computed_tokens // self.block_size
         parent = self.published[sequence.block_table[first - 1]] if first > 0 else None
-        if first > 0 and parent is None:
+        if first > 0 and (parent is None or not self._is_kept(parent)):
             return  # the parent was withdrawn, so nothing behind it may be found
         self.extend_digests(sequence, num_full)
         for index, token_bytes in enumerate(sequence.block_bytes(first, num_full, self.block_size), first):
@@ -204,18 +209,51 @@ class BlockManager:
         sequence.num_published_blocks = sequence.num_drafter_tokens = sequence.num_drafter_chunk = 0
 
     def release_more(self) -> bool:
-        """Go on with what sequences have released, once before each step; False if that was nothing."""
+        """Go on with what sequences have released, and with resets, once before each step; -> whether blocks came."""
+        self._go_on_with_resets()
         num_dropped = self._drop_references(MAX_RELEASED)
         self._release_room = MAX_RELEASED - num_dropped
         return num_dropped > 0
 
+    @property
+    def is_resetting(self) -> bool:
+        """Whether `release_more` has to go on with a reset."""
+        return bool(self._resets)
+
     def reset(self, accounts: Collection[int] | None = None) -> None:
-        """Take all blocks out of the prefix cache, even those in use, or those that these accounts have computed."""
+        """Take all blocks out of the prefix cache, even those in use, or those that these accounts have computed.
+
+        That takes several steps where there are many. None of them is found meanwhile.
+        """
+        added = None if accounts is None else frozenset(accounts)
+        if len(self._resets) > 1:  # that has not begun
+            last = self._resets.pop()
+            added = None if last is None or added is None else last | added
+        self._resets.append(added)
+        self._go_on_with_resets()
+
+    def _is_kept(self, entry: PublishedBlock) -> bool:
+        """Whether no reset will withdraw it."""
+        return not any(accounts is None or entry.account in accounts for accounts in self._resets)
+
+    def _go_on_with_resets(self) -> None:
+        for _ in range(MAX_RESET):
+            if self._reset_steps is None:
+                if not self._resets:
+                    return
+                self._reset_steps = self._withdraw_all(self._resets[0])
+            if next(self._reset_steps, True):
+                self._reset_steps = None
+                self._resets.popleft()
+
+    def _withdraw_all(self, accounts: Collection[int] | None) -> Iterator[None]:
+        """Tiers first: what is brought back from them meanwhile lies on the device."""
+        if self.tiers is not None:
+            yield from self.tiers.wipe(accounts)
         for block, entry in enumerate(self.published):
             if entry is not None and (accounts is None or entry.account in accounts):
                 self._withdraw(block)
-        if self.tiers is not None:
-            self.tiers.wipe(accounts)
+            yield
 
     def drop_contents(self) -> None:
         """Forget what the device's blocks hold, but not what the tiers do; no sequence has any."""
@@ -328,7 +366,7 @@ class BlockManager:
         for index, token_bytes in enumerate(sequence.block_bytes(first, end, self.block_size), first):
             self.extend_digests(sequence, end if found else index + 1)  # most new prompts miss at the first block
             published = self.tiers.find(sequence.block_digests[index], token_bytes, parent, sequence.prefix_salt)
-            if published is None or published.block != NOWHERE:
+            if published is None or published.block != NOWHERE or not self._is_kept(published):
                 break
             found.append(published)
             parent = published
@@ -352,10 +390,10 @@ class BlockManager:
         digest = sequence.block_digests[index]
         known = self._by_digest.get(digest)
         if known is not None:
-            if known.holds(token_bytes, parent, sequence.prefix_salt):
+            if known.holds(token_bytes, parent, sequence.prefix_salt) and self._is_kept(known):
                 self._place(sequence, index, known)
                 return known
-            self._withdraw(known.block)  # unreachable: its parent is gone
+            self._withdraw(known.block)  # unreachable: its parent is gone, or it will be
         salt = sequence.prefix_salt
         entry = self.tiers.find(digest, token_bytes, parent, salt) if self.tiers is not None else None
         if entry is None:
@@ -391,10 +429,10 @@ class BlockManager:
             self.draft_keys.forget_block(block)
         entry = self._forget(block)
         if entry is not None:
-            if self.tiers is not None:
+            if self.tiers is not None and self._is_kept(entry):
                 self.tiers.store(entry, block)
-            elif self._report is not None:
-                self._report.note_evicted(entry.digest)
+            else:
+                self._lose(entry)
         return block
 
     def _reference(self, block: int) -> None:
@@ -428,13 +466,18 @@ class BlockManager:
     def _withdraw(self, block: int) -> None:
         """Take a block out of the prefix cache, even while it is referenced."""
         entry = self._forget(block)
-        if self.tiers is not None and entry is not None:
-            self.tiers.drop(entry)
-        if self._report is not None and entry is not None:
-            self._report.note_evicted(entry.digest)
+        if entry is not None:
+            self._lose(entry)
         if block in self.cached_blocks:
             del self.cached_blocks[block]
             self.free_blocks.append(block)
+
+    def _lose(self, entry: PublishedBlock) -> None:
+        """What the device does not hold any more is found nowhere else either."""
+        if self.tiers is not None:
+            self.tiers.drop(entry)
+        if self._report is not None:
+            self._report.note_evicted(entry.digest)
 
     def _forget(self, block: int) -> PublishedBlock | None:
         """A block of the device holds nothing that can be found; -> what it held."""

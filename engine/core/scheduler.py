@@ -105,7 +105,8 @@ class Scheduler:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.running or self.waiting or self.loading or self.block_manager.leaving)
+        blocks = self.block_manager
+        return bool(self.running or self.waiting or self.loading or blocks.leaving or blocks.is_resetting)
 
     def stats(self) -> SchedulerStats:
         blocks = self.block_manager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
 from typing import Any, Protocol
@@ -161,8 +161,8 @@ class DiskTier:
             self._unwanted.append(published)
             self._writer.submit(self._store.remove, published.digest)
 
-    def wipe_left(self, accounts: Collection[int] | None) -> None:
-        """Remove what an earlier process left, of these accounts or of all."""
+    def wipe_left(self, accounts: Collection[int] | None) -> Iterator[None]:
+        """Remove what an earlier process left, of these accounts or of all: a block for each `next`."""
         if self._scan is not None:
             self._wiped = None if accounts is None or self._wiped is None else self._wiped | set(accounts)
             self._writer.submit(self._remove_scanned, self._scan, accounts)
@@ -172,7 +172,9 @@ class DiskTier:
             if isinstance(entry, BlockHeader) and (accounts is None or entry.account in accounts)
         ]
         for digest in left:
-            self._forget(digest)
+            if digest in self.entries:
+                self._forget(digest)
+            yield
 
     def _note_write(self, published: PublishedBlock, write: Future[Any], nbytes: int) -> None:
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -117,15 +117,16 @@ class KVTiers:
         if self.disk is not None:
             self.disk.remove(published)
 
-    def wipe(self, accounts: Collection[int] | None = None) -> None:
-        """Drop the blocks that these accounts have computed, or all."""
+    def wipe(self, accounts: Collection[int] | None = None) -> Iterator[None]:
+        """Drop the blocks that these accounts have computed, or all: one for each `next`."""
         found = [*self.pool.kept.values(), *self._write_slots.values()]
         if self.disk is not None:
             found += [entry for entry in self.disk.entries.values() if isinstance(entry, PublishedBlock)]
-            self.disk.wipe_left(accounts)
+            yield from self.disk.wipe_left(accounts)
         for published in found:
             if accounts is None or published.account in accounts:
                 self.drop(published)
+                yield
 
     # -- to host memory -------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def test_what_is_wiped_at_the_start_goes_without_a_request(
     for number in (1, 2):
         files.write(header_of(number), BLOCK)
     disk = DiskTier(files, 10, metrics=TierMetrics())
-    disk.wipe_left(accounts)
+    list(disk.wipe_left(accounts))
     disk.close()
     assert {header.account for header in files.scan()} == left
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -47,8 +47,9 @@ class Host:
         published.slot = NOWHERE
         self.kept.pop(published.digest, None)
 
-    def wipe(self, accounts: Collection[int] | None) -> None:
+    def wipe(self, accounts: Collection[int] | None) -> Iterator[None]:
         self.log.append(("wipe", accounts))
+        yield from ()
 
     def claim(self, block: int) -> None:
         self.log.append(("claim", block))
@@ -310,7 +311,7 @@ def test_a_tail_that_lost_what_is_before_it_is_not_used() -> None:
         sequence = preempted(manager)
         if spoil == "reset":
             manager.reset([0])
-            assert host.noted("wipe") == [[0]]
+            assert host.noted("wipe") == [{0}]
         host.is_up = spoil != "down"
         if spoil == "scored":
             del sequence.token_ids[10:]  # the last token's logits are needed

@@ -446,10 +446,11 @@ class Harness:
     def step(self, seconds: float = 0.01) -> dict[bytes, list[RequestOutput]]:
         """One step, taking `seconds`; work must bring progress, and every block must be accounted for."""
         had_work, num_steps = self.core.has_work, self.core.num_steps
+        is_resetting = self.core.block_manager.is_resetting
         self.now += seconds
         outputs = self.core.step()
-        if self.tiers is not None and self.core.scheduler.loading:
-            self._idle_steps = 0  # it may wait for copies
+        if is_resetting or (self.tiers is not None and self.core.scheduler.loading):
+            self._idle_steps = 0  # it goes on with a reset, or may wait for copies
         elif self.runner.asynchronous:
             self._idle_steps = 0 if self.core.num_steps > num_steps or not had_work else self._idle_steps + 1
             assert self._idle_steps <= 1, "a step without progress that was not the first of a row"
