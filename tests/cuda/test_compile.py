@@ -171,6 +171,7 @@ OF_FP8 = {
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},
+        "whole_rope_and_store_kernel": {"64 true", "128 false"},
         "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
         "sm90_paged_attention_prefill_kernel": {

@@ -15,7 +15,7 @@ from tessera.engine.cuda.kernel import Instantiation, Kernel, KernelSpec, Launch
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
 from tessera.engine.ops.cuda.attention import decode as attention_decode
-from tessera.engine.ops.cuda.attention import general, memory, prefill
+from tessera.engine.ops.cuda.attention import general, memory, prefill, whole_rope
 from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
 from tessera.engine.ops.cuda.attention.problem import CAPPED_HEAD_DIMS
 from tessera.engine.ops.cuda.linear import decode, gemv, portable
@@ -382,6 +382,35 @@ def test_a_decode_step_is_one_launch() -> None:
         assert len(device.launches) == launches
     for launch in device.launches:
         check_launch(launch, set(attention.instantiations(("__nv_bfloat16",))))
+
+
+@pytest.mark.parametrize("cached", [bfloat16, uint8], ids=["16 bits", "e4m3"])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (32, 8), (8, 1), (128, 128)])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+def test_whole_heads_of_many_tokens_are_compiled_ahead_and_all_have_lanes(
+    head_dim: int, num_heads: int, num_kv_heads: int, cached: np.dtype[Any]
+) -> None:
+    compiled = set(attention.instantiations(("__nv_bfloat16",)))
+    heads = num_heads + 2 * num_kv_heads
+    for num_tokens, rotary_dim, normed in product((1, 8192 // heads, 8192), (head_dim // 2, head_dim), (False, True)):
+        device = WritingDevice(arch="90a")
+        q, cache, metadata = attention_step(device, [num_tokens], [num_tokens], num_heads, num_kv_heads, head_dim)
+        cache = empty(cache.shape, cached, device)
+        norm = empty((head_dim,), bfloat16, device) if normed else None
+        transform = HeadTransform(empty((num_tokens, rotary_dim), float32, device), norm, norm)
+        qkv = empty((num_tokens, heads * head_dim), bfloat16, device)
+        ops = CudaOps(device)  # type: ignore[arg-type]
+        ops.rope_and_store(qkv, cache, cache, metadata, transform, num_heads=num_heads, out=q)
+        (launch,) = device.launches
+        check_launch(launch, compiled)
+        is_whole = num_tokens == 8192 and rotary_dim == head_dim and head_dim in whole_rope.HEAD_DIMS
+        assert (launch.spec.name == "whole_rope_and_store_kernel") == is_whole
+        if is_whole:
+            tokens, parts, _ = launch.config.grid
+            teams = launch.config.block[0] // (head_dim // 16)
+            assert tokens == num_tokens
+            assert parts * teams * whole_rope.TEAM_HEADS >= heads
+            assert launch.config.block[0] <= 32 * whole_rope.MOST_WARPS
 
 
 def test_block_tables_are_written_before_attention_may_read_ahead() -> None:

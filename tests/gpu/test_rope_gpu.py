@@ -9,9 +9,10 @@ import pytest
 
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.attention import rope
+from tessera.engine.ops.cuda.attention import rope, whole_rope
+from tessera.engine.ops.cuda.attention.problem import E4M3_ARCH
 from tessera.engine.ops.interface import HeadTransform, Ops
-from tessera.engine.tensor import Device, Tensor, bfloat16, from_numpy
+from tessera.engine.tensor import Device, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_angles, random_array
 from tests.support.reference import assert_close, assert_same_cache
@@ -75,6 +76,51 @@ def test_rope_and_store(
     assert_close(actual[0].numpy(), expected[0].numpy(), dtype)
     for actual_cache, expected_cache in zip(actual[1:], expected[1:], strict=True):
         assert_same_cache(actual_cache.numpy(), expected_cache.numpy(), dtype)
+
+
+@pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", whole_rope.HEAD_DIMS)
+@pytest.mark.parametrize("norms", ["", "q", "qk"])
+@pytest.mark.parametrize("cache", ["16 bits", "e4m3", "e4m3 with scales"])
+@pytest.mark.parametrize("heads", [(6, 2), (32, 8), (5, 5), (80, 80)], ids=str)
+def test_whole_heads_have_the_bits_of_parts(
+    heads: tuple[int, int],
+    cache: str,
+    norms: str,
+    head_dim: int,
+    dtype: np.dtype[Any],
+    cuda_ops: CudaOps,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = cuda_ops.device
+    if cache != "16 bits" and int(device.arch.rstrip("a")) < E4M3_ARCH:
+        pytest.skip("its GPU does not convert e4m3")
+    num_heads, num_kv_heads = heads
+    rows = ((4, 37), (7, 7), (1, 55))
+    case = AttentionCase("", rows, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
+    inputs = AttentionInputs(case)
+    inputs.slot_mapping[[2, 9]] = -1
+    width = (num_heads + 2 * num_kv_heads) * head_dim
+    qkv = from_numpy(random_array(15, (len(inputs.q), width), dtype), device)
+    weights: dict[str, Any] = {
+        f"{name}_norm": from_numpy(random_array(17, (head_dim,), dtype), device) for name in norms
+    }
+    transform = HeadTransform(from_numpy(random_angles(60, head_dim), device), **weights)
+    scales = None
+    if cache == "e4m3 with scales":
+        scales = from_numpy(random_array(18, (2, num_kv_heads), float32) ** 2 + np.float32(0.5), device)
+    results = []
+    for most_warps in (1 << 30, 1):
+        monkeypatch.setattr(rope, "ROPE_MOST_WARPS", most_warps)
+        keys, values = inputs.caches(device)
+        if cache != "16 bits":
+            keys, values = (from_numpy(np.full(keys.shape, 0x7F, np.uint8), device) for _ in range(2))
+        out = poisoned(inputs.q.shape, dtype, device)
+        metadata = inputs.metadata(device)
+        cuda_ops.rope_and_store(qkv, keys, values, metadata, transform, num_heads=num_heads, kv_scales=scales, out=out)
+        results.append([tensor.numpy().view(np.uint8) for tensor in (out, keys, values)])
+    for parts, whole in zip(*results, strict=True):
+        np.testing.assert_array_equal(parts, whole)
 
 
 def test_rope_and_store_copies_nothing_between_host_and_device(cuda_ops: CudaOps, no_transfers: NoTransfers) -> None:

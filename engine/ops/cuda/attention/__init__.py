@@ -5,13 +5,13 @@ each file of this room registers its own.
 """
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.ops.cuda.attention import decode, drafts, general, prefill, rope, sm90_prefill, widen
+from tessera.engine.ops.cuda.attention import decode, drafts, general, prefill, rope, sm90_prefill, whole_rope, widen
 from tessera.engine.ops.cuda.attention.ops import AttentionOps
 from tessera.engine.ops.cuda.attention.problem import ATTENTION
 
-FILES = (decode, drafts, sm90_prefill, prefill, general, rope, widen)
+FILES = (decode, drafts, sm90_prefill, prefill, general, rope, whole_rope, widen)
 # By those for a cache of 16 or 32 bits.
-OF_E4M3 = decode.OF_E4M3 | drafts.OF_E4M3 | sm90_prefill.OF_E4M3 | prefill.OF_E4M3 | general.OF_E4M3 | rope.OF_E4M3
+OF_E4M3 = {spec: small for file in FILES if file is not widen for spec, small in file.OF_E4M3.items()}
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)
 
 __all__ = ["ATTENTION", "OF_E4M3", "SPECS", "AttentionOps", "instantiations"]

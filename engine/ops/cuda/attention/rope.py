@@ -9,6 +9,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutT
+from tessera.engine.ops.cuda.attention import whole_rope
 from tessera.engine.ops.cuda.attention.problem import for_e4m3
 from tessera.engine.ops.cuda.types import E4M3, FLAT_BLOCK, WARP_SIZE, aligned, cached_type, ceil_div, cuda_type
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform, Ops
@@ -125,12 +126,16 @@ class RopeOps(Ops):
     ) -> None:
         cos_sin, q_norm, k_norm, eps = transform
         _, num_kv_heads, block_size, head_dim = key_cache.shape
+        num_tokens = qkv.shape[0]
+        part_heads = rope_part_heads(num_tokens, num_heads, num_kv_heads)
+        if part_heads > 1 and whole_rope.takes(qkv, key_cache, value_cache, transform, out):
+            caches = key_cache, value_cache
+            whole_rope.launch(self.device, qkv, *caches, metadata, transform, num_heads, kv_scales, out)
+            return
         rotary_dim = 0 if cos_sin is None else cos_sin.shape[1]
         check_head_dim(head_dim)
         pairs = rotates_pairs(head_dim, cos_sin, qkv, q_norm, k_norm, key_cache, value_cache, out)
         largest = next(dim for dim in ROPE_HEAD_DIMS if dim >= head_dim)
-        num_tokens = qkv.shape[0]
-        part_heads = rope_part_heads(num_tokens, num_heads, num_kv_heads)
         cached = cached_type(qkv.dtype, key_cache.dtype)
         self.device.launch(
             OF_E4M3[ROPE_AND_STORE] if cached == E4M3 else ROPE_AND_STORE,
