@@ -3,7 +3,7 @@
     python -m tests.bench.steps qwen3-0.6b 1 --profile
 
 runs the model runner alone, without a server, with random weights. `--prompt TOKENS` adds a prompt, all of whose tokens
-the step computes, to its decodes, of which there may be 0.
+the step computes, to its decodes, of which there may be 0; of several numbers each is measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -177,7 +178,9 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
-    parser.add_argument("--prompt", type=int, default=0, metavar="TOKENS", help="of a prompt beside the decodes")
+    parser.add_argument(
+        "--prompt", type=int, nargs="+", default=[0], metavar="TOKENS", help="of a prompt beside the decodes"
+    )
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--apart", action="store_true", help="rows of different tokens, and so of different experts")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
@@ -188,8 +191,8 @@ def main() -> None:
         begin = time.perf_counter()
         runner = ModelRunner(config, load_config(Path(config.model)), device, CudaOps(device))
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
-    around = {"apart": options.apart, "prompt": options.prompt}
-    for rows in options.rows:
+    for rows, prompt in product(options.rows, options.prompt):
+        around = {"apart": options.apart, "prompt": prompt}
         for name, params in SAMPLING.items():
             found = measure(runner, rows, options.context, **around, **params)
             print(name, " ".join(f"{key} {value:.0f}" for key, value in found.items()), flush=True)
