@@ -19,12 +19,12 @@ import tempfile
 import time
 from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from unittest import mock
 
+from tessera.engine.contract.config import QuantizationName
 from tessera.engine.contract.errors import DeviceError
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.models.config import load_config
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.cuda_graphs import StepGraph, StepGraphs
 from tessera.engine.runner.model_runner import ModelRunner
@@ -42,7 +42,7 @@ from tests.bench.product_changes import (
     share_bytes,
     values_for,
 )
-from tests.bench.steps import MODELS, STEPS, DecodeSteps, engine_config, measure_batches
+from tests.bench.steps import MODELS, STEPS, DecodeSteps, engine_config, make_runner, measure_batches
 
 NOISE = 0.001  # of a step's time
 CONFIRMATIONS = 2
@@ -277,12 +277,13 @@ def main() -> None:
     parser.add_argument("rows", type=int, help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
+    parser.add_argument("--quantization", choices=get_args(QuantizationName), default="none")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the search (default: %(default)s)")
     options = parser.parse_args()
-    device = CudaDevice()
     with tempfile.TemporaryDirectory() as work, only_decodes(options.rows):
-        config = engine_config(options.model, Path(work), kv_cache_dtype=options.kv_cache_dtype)
-        runner = ModelRunner(config, load_config(Path(config.model)), device, CudaOps(device))
+        settings = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
+        config = engine_config(options.model, Path(work), **settings)
+        runner = make_runner(config, CudaDevice())
     scan(runner, options.rows, options.context, options.seconds)
 
 

@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
-from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.config import EngineConfig, QuantizationName
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.events import Graph
 from tessera.engine.models.config import load_config
+from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.bench import serve
@@ -90,6 +91,15 @@ def engine_config(name: str, work: Path, **settings: Any) -> EngineConfig:
     return EngineConfig(
         model=str(folder), load_format=load_format, max_model_len=9000, block_size=BLOCK_SIZE, **settings
     )
+
+
+def make_runner(config: EngineConfig, device: CudaDevice) -> ModelRunner:
+    """Its model, quantised while it loads if it shall be."""
+    folder = Path(config.model)
+    model = load_config(folder)
+    if config.quantization != "none":
+        model = rounded_while_loading(model, config.quantization, folder)
+    return ModelRunner(config, model, device, CudaOps(device))
 
 
 def measure(runner: ModelRunner, rows: int, context: int, *, prompt: int = 0, **params: Any) -> dict[str, float]:
@@ -182,14 +192,15 @@ def main() -> None:
         "--prompt", type=int, nargs="+", default=[0], metavar="TOKENS", help="of a prompt beside the decodes"
     )
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
+    parser.add_argument("--quantization", choices=get_args(QuantizationName), default="none")
     parser.add_argument("--apart", action="store_true", help="rows of different tokens, and so of different experts")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
-    device = CudaDevice()
     with tempfile.TemporaryDirectory() as work:
-        config = engine_config(options.model, Path(work), kv_cache_dtype=options.kv_cache_dtype)
+        settings = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
+        config = engine_config(options.model, Path(work), **settings)
         begin = time.perf_counter()
-        runner = ModelRunner(config, load_config(Path(config.model)), device, CudaOps(device))
+        runner = make_runner(config, CudaDevice())
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")
     for rows, prompt in product(options.rows, options.prompt):
         around = {"apart": options.apart, "prompt": prompt}
