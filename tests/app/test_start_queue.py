@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 from tessera.app.http.limits import StartMiddleware
+from tessera.app.keys.key_ring import KeyHolder
 from tessera.app.limits.start_queue import MAX_STARTS, MAX_STARTS_ALONE, StartQueue
+from tessera.engine.contract.messages import AccountRef
 
 HEAVY, LIGHT = "10.0.0.1", "10.9.9.9"
 
@@ -17,20 +20,30 @@ HEAVY, LIGHT = "10.0.0.1", "10.9.9.9"
 class Starts:
     """An application behind the middleware, which notes what starts in which pass of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, ring: Any = None) -> None:
         self.clients: list[tuple[str, int]] = []
+        self.scopes: list[Scope] = []  # of all requests
         self.by_pass: Counter[int] = Counter()
         self._pass = 0
         self._num_requests = 0
-        self._middleware = StartMiddleware(self._app)
+        self._middleware = StartMiddleware(self._app, ring)
+
+    @property
+    def num_passes(self) -> int:
+        return self._pass
 
     @property
     def addresses(self) -> list[str]:
         return [address for address, _ in self.clients]
 
-    def request(self, address: str, method: str = "POST", path: str = "/v1/completions") -> asyncio.Task[None]:
-        scope = {"type": "http", "method": method, "path": path, "client": (address, self._num_requests)}
+    def request(
+        self, address: str, method: str = "POST", path: str = "/v1/completions", key: bytes = b""
+    ) -> asyncio.Task[None]:
+        headers = [(b"x-api-key", key)]
+        client = (address, self._num_requests)
+        scope = {"type": "http", "method": method, "path": path, "client": client, "headers": headers}
         self._num_requests += 1
+        self.scopes.append(scope)
         return asyncio.ensure_future(self._middleware(scope, self._none, self._none))
 
     async def run(self, *tasks: asyncio.Task[None]) -> None:
@@ -121,7 +134,7 @@ def test_a_request_that_ends_while_it_waits_leaves_its_place_to_others() -> None
         await starts.run(*tasks)
         assert [port for _, port in starts.clients[:MAX_STARTS]] == [*range(MAX_STARTS)]
         assert [port for _, port in starts.clients[-10:]] == [*range(MAX_STARTS + 1016, MAX_STARTS + 1026)]
-        assert len(starts.by_pass) <= 6, "those that have left take no pass"
+        assert starts.num_passes <= 8, "those that have left take no pass"
         await asyncio.sleep(0)
         await starts.request(LIGHT)
         assert starts.addresses[-1] == LIGHT
@@ -157,8 +170,48 @@ def test_an_account_whose_requests_have_ended_bounds_nobody() -> None:
             async with queue.request(2):
                 assert queue._queue.is_shared
             assert not queue._queue.is_shared
+            async with queue.request(2):
+                async with queue.request(3):
+                    pass
+                assert queue._queue.is_shared, "two are left"
 
     asyncio.run(main())
+
+
+def test_keys_take_turns_wherever_their_clients_are() -> None:
+    holders = {name: KeyHolder(name.decode(), "", None, AccountRef(number)) for number, name in enumerate((b"a", b"b"))}
+
+    async def main() -> None:
+        starts = Starts(SimpleNamespace(find=holders.get))
+        heavy = [starts.request(f"10.0.0.{number}", key=b"a") for number in range(100)]
+        await starts.run(*heavy, starts.request("10.0.0.1", key=b"b"), starts.request(LIGHT, key=b"unknown"))
+        ports = [port for _, port in starts.clients]
+        assert ports.index(100) <= 2 * MAX_STARTS
+        assert ports.index(101) <= 2 * MAX_STARTS, "by its address"
+
+    asyncio.run(main())
+
+
+def test_the_wait_counts_in_the_time_of_a_request() -> None:
+    async def main() -> None:
+        starts = Starts()
+        tasks = [starts.request(HEAVY) for _ in range(3 * MAX_STARTS)]
+        await asyncio.sleep(0)
+        assert len(starts.clients) == MAX_STARTS
+        assert all("trace" in scope["state"] for scope in starts.scopes)
+        await starts.run(*tasks)
+
+    asyncio.run(main())
+
+
+def test_only_requests_have_to_wait() -> None:
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    asyncio.run(StartMiddleware(app)({"type": "lifespan"}, Starts()._none, Starts()._none))
+    assert seen == [{"type": "lifespan"}]
 
 
 def test_a_request_that_is_cut_off_while_it_waits_says_so_itself() -> None:
