@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from socket import socketpair
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,9 +31,11 @@ from tessera.engine.contract.messages import (
     Heartbeat,
     Hello,
     Metrics,
+    PromptScores,
     Ready,
     RequestOutput,
     StepOutputs,
+    TokenLogprobs,
     heartbeat_address,
     request_address,
 )
@@ -381,3 +384,36 @@ def test_fault_fairness_d6_a_flood_of_messages_leaves_time_for_steps(
             process._receive(process._engine.core)
             assert len(taken) <= before + 2
     process.close()
+
+
+def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the process waits for nothing else while some are left."""
+    piece = PromptScores.of([TokenLogprobs(5, -0.5, 1, [], [])] * 10)
+    monkeypatch.setattr("tessera.engine.ipc.outbox.MAX_SCORE_BYTES", 2 * piece.num_bytes)
+
+    class ScoredCore(stub_engine.StubCore):
+        def step(self) -> dict[bytes, list[RequestOutput]]:
+            outputs = super().step()
+            for output in [each for of_client in outputs.values() for each in of_client]:
+                output.prompt_logprobs = [piece] * 7
+            return outputs
+
+    silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
+    monkeypatch.setattr(EngineProcess, "_drain_on_sigterm", lambda self: self._wake_up_sockets[0])
+    process = EngineProcess(str(tmp_path), str(tmp_path), lambda message: None)
+    process._wake_up_sockets = socketpair()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(request_address(tmp_path))
+        send(socket, add("scored", [1], 1))
+        send(socket, Drain())
+        process.run(LoadedEngine(ScoredCore(), INFO, lambda: b""))
+        outputs = receive_outputs(socket, "scored")
+    process.close()
+    for each in process._wake_up_sockets:
+        each.close()
+    assert [len(output.prompt_logprobs or []) for output in outputs] == [2, 2, 2, 1]
+    assert [output.token_ids for output in outputs] == [[], [], [], [2]]
