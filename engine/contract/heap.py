@@ -41,7 +41,10 @@ def bound_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Give free pages back; takes milliseconds, in which this thread lets go of the interpreter's lock."""
+    """Give free pages back, in up to half a millisecond for each megabyte.
+
+    Other threads have the interpreter's lock meanwhile, but wait as soon as they need memory.
+    """
     if (malloc_trim := _function("malloc_trim")) is not None:
         malloc_trim(0)
 
@@ -78,6 +81,9 @@ class HeapTrimmer:
         self._thread = threading.Thread(target=self._run, name="heap", daemon=True)
 
     def start(self) -> None:
+        """Before requests come: what loading has used, and there is most of it, goes back now."""
+        self._trim()
+        self._left = self._resident()
         self._thread.start()
 
     def stop(self) -> None:
