@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -44,13 +44,13 @@ READ_SECONDS = 0.002  # for what connections have received, in one pass of the e
 LEAST_READS, MOST_READS = 16, 64  # connections in one pass, each of which takes about a tenth of a millisecond
 
 
-def freeze_what_is_loaded(garbage: OldGarbage) -> None:
+def freeze_what_is_loaded(garbage: OldGarbage, is_idle: Callable[[], bool]) -> None:
     """To be called before serving: what was loaded stays, so that later garbage collections, which hold up every
     stream, need not look at it. What comes later goes back to the system.
     """
     garbage.take_over()
     bound_heap()
-    HeapTrimmer().start()
+    HeapTrimmer(is_idle).start()
 
 
 def share_interpreter() -> None:
@@ -227,8 +227,12 @@ class HttpServer(BoundedServer):
         self._lag = LoopLag(self._http_counts.observe_lag, self._log_stalls)
         self._lag.start()
 
+    def is_idle(self) -> bool:
+        """No request is under way; may be asked by other threads."""
+        return not self.server_state.tasks
+
     async def on_tick(self, counter: int) -> bool:
-        self.garbage.look(is_idle=not self.server_state.tasks)
+        self.garbage.look(is_idle=self.is_idle())
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -135,7 +135,7 @@ class Server:
 
                 self._admin = AdminServer(str(run_dir), app, self._http.counts, self._admin_listener)
                 self._admin.start()
-            freeze_what_is_loaded(self._http.garbage)
+            freeze_what_is_loaded(self._http.garbage, self._http.is_idle)
             return await self._serve()
         finally:
             self._report.close()

@@ -34,7 +34,7 @@ async def run_worker(launch: WorkerLaunch) -> None:
     engines = engines_of(launch.run_dir, launch.settings)
     await engines.start()
     server = HttpServer(engines, launch.settings, launch.drain_timeout)
-    freeze_what_is_loaded(server.garbage)
+    freeze_what_is_loaded(server.garbage, server.is_idle)
     os.set_blocking(STDOUT_FD, False)
     _show_life()
     heartbeat = asyncio.create_task(_beat())

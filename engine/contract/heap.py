@@ -24,6 +24,7 @@ MADV_DONTNEED = 4  # sys/mman.h
 LARGE_BLOCK = 2**20  # bytes; larger blocks are the system's again once they are freed
 NUM_ARENAS = 2
 INTERVAL = 5.0  # seconds between two looks
+MAX_POSTPONED = 12  # looks in a row at a process that has grown and is busy
 GROWTH = 8 * 2**20  # bytes beyond what was left by the last trim, from which another is worth its time
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -65,15 +66,18 @@ def resident_bytes() -> int:
 
 
 class HeapTrimmer:
-    """A thread that trims the heap after the process has grown."""
+    """A thread that trims the heap after the process has grown, and is idle, or has been busy for a minute."""
 
     def __init__(
         self,
+        is_idle: Callable[[], bool] = lambda: True,
         interval: float = INTERVAL,
         resident: Callable[[], int] = resident_bytes,
         trim: Callable[[], None] = trim_heap,
     ) -> None:
+        self._is_idle = is_idle
         self._interval = interval
+        self._num_postponed = 0  # looks
         self._resident = resident
         self._trim = trim
         self._left = resident()
@@ -90,9 +94,14 @@ class HeapTrimmer:
         self._stopped.set()
 
     def look(self) -> None:
-        """Trim if the process has grown."""
+        """Trim if the process has grown, and nobody waits for it."""
         resident = self._resident()
-        if resident > self._left + GROWTH:
+        if resident <= self._left + GROWTH:
+            self._num_postponed = 0
+        elif self._num_postponed < MAX_POSTPONED and not self._is_idle():
+            self._num_postponed += 1
+        else:
+            self._num_postponed = 0
             self._trim()
             resident = self._left = self._resident()
         self._left = min(self._left, resident)

@@ -113,6 +113,11 @@ class EngineProcess:
         )
         self._heartbeat.start()
 
+    @property
+    def has_work(self) -> bool:
+        """May be asked by other threads."""
+        return self._has_work
+
     def close(self) -> None:
         self._heartbeat.stop()
         if self._metrics is not None:
@@ -391,7 +396,7 @@ def serve(load: Loader) -> int:
     try:
         engine = load(config, lambda stage, done, total: report(LoadProgress(stage, done, total)))
         process.garbage.take_over()  # later collections skip all that was loaded
-        HeapTrimmer().start()
+        HeapTrimmer(lambda: not process.has_work).start()
         report(Ready(process.epoch, engine.info))
     except ConfigError as error:
         report(StartFailed(str(error), user_error=True))

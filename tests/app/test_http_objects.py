@@ -243,7 +243,7 @@ def test_garbage_is_collected_again_once_a_server_serves() -> None:
     frozen, threshold = gc.get_freeze_count(), gc.get_threshold()
     gc.disable()  # as the start of a server does
     try:
-        freeze_what_is_loaded(OldGarbage())
+        freeze_what_is_loaded(OldGarbage(), lambda: True)
         assert gc.isenabled()
         assert gc.get_freeze_count() > frozen
     finally:
