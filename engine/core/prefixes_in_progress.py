@@ -55,7 +55,6 @@ class PrefixesInProgress:
 
     def publish(self, sequence: Sequence, first: int, num_full: int) -> bool:
         """The blocks from `first` up to `num_full` can be shared; -> whether others may have waited for them."""
-        self.index_running()
         return self._drop(sequence, sequence.block_digests[first:num_full])
 
     def remove_running(self, sequence: Sequence) -> None:

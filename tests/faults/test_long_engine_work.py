@@ -166,6 +166,48 @@ def test_fault_stalls_a_cached_prompt_is_looked_for_in_several_steps(monkeypatch
     assert engine.last_outputs["second"].num_cached_tokens == 396
 
 
+def test_fault_stalls_all_waiting_prompts_together_are_looked_for_in_several_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "MAX_HASHED_BLOCKS", 100)
+    engine = Harness(num_blocks=512, max_num_seqs=1, max_num_batched_tokens=256, max_model_len=1024)
+    for number in range(3):
+        engine.add(f"first{number}", long_prompt(number + 1, 241), 1)
+    engine.run()
+    engine.add("runs", long_prompt(9, 8), 5, ignore_eos=True)
+    engine.step()
+    for number in range(3):
+        engine.add(f"again{number}", long_prompt(number + 1, 241), 1)
+    again = [each for each in engine.core._sequences.values() if each.request_id != "runs"]
+    found: list[list[int]] = []
+    for _ in range(3):
+        engine.core.scheduler._num_hashed = 0
+        for each in again:
+            if engine.core.scheduler._num_hashed < 100:
+                engine.core.scheduler._match(each)
+        found.append([len(each.matched) for each in again])
+    assert found == [[60, 8, 0], [60, 60, 0], [60, 60, 36]], "a look counts as 32"
+
+
+def test_fault_stalls_a_prompt_is_hashed_in_several_steps_beside_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for what that one computes, and 8,000 blocks took 20 ms to find out."""
+    monkeypatch.setattr(scheduler, "MAX_HASHED_BLOCKS", 40)
+    engine = Harness(num_blocks=512, max_num_seqs=8, max_num_batched_tokens=64, max_model_len=1024)
+    head = long_prompt(1, 81)
+    engine.add("cached", head, 1)
+    engine.run()
+    engine.add("runs", long_prompt(2, 300), 1)
+    engine.step()
+    engine.add("waits", [*head[:80], *long_prompt(3, 201)], 1)
+    waits = engine.core._sequences[CLIENT, "waits"]
+    looks: list[tuple[bool, int, int]] = []
+    for _ in range(2):
+        engine.core.scheduler._num_hashed = 0
+        _, is_early = engine.core.scheduler._match(waits)
+        looks.append((is_early, len(waits.block_digests), engine.core.scheduler._num_hashed))
+    assert looks == [(True, 40, 32 + 40), (False, 70, 32 + 30)]
+
+
 def test_fault_stalls_a_long_prompt_is_indexed_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of 131,000 tokens took 20 ms beside its first step. Others wait for what is known of it."""
     monkeypatch.setattr(prefixes_in_progress, "MAX_INDEXED_BLOCKS", 20)
@@ -184,6 +226,26 @@ def test_fault_stalls_a_long_prompt_is_indexed_in_several_steps(monkeypatch: pyt
     engine.run()
     assert engine.last_outputs["second"].num_cached_tokens == 300
     assert not engine.core.scheduler._prefixes._owners
+
+
+def test_fault_stalls_prompts_are_indexed_in_turn_until_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes_in_progress, "MAX_INDEXED_BLOCKS", 20)
+    engine = Harness(num_blocks=512, max_num_seqs=8, max_num_batched_tokens=512, max_model_len=1024)
+    prefixes = engine.core.scheduler._prefixes
+
+    def num_indexed() -> list[int]:
+        """Blocks of each, in one more step."""
+        prefixes.begin_step()
+        prefixes.index_running()
+        names = [owner.request_id for owner in prefixes._owners.values()]
+        return [names.count(str(number)) for number in range(3)]
+
+    for number in range(3):
+        engine.add(str(number), long_prompt(number + 1, 101), 9, ignore_eos=True)
+    engine.core.schedule()
+    assert [num_indexed(), num_indexed()] == [[25, 15, 0], [25, 25, 10]]
+    engine.core.abort(["1", "2"], CLIENT)
+    assert num_indexed() == [25, 0, 0]
 
 
 def test_fault_stalls_only_so_many_waiting_sequences_are_looked_at_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
