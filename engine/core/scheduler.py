@@ -37,8 +37,8 @@ _in_order = attrgetter("order")
 _turn = attrgetter("turn")
 
 MAX_MATCHED_BLOCKS = 2048  # of cached prefixes in one step, beyond which no more sequences start: a few milliseconds
-MAX_HASHED_BLOCKS = 4096  # of waiting sequences in one step, hashed or compared; no more are looked at: likewise
-BLOCKS_OF_A_LOOK = 32  # that any look at a sequence counts as, so that 128 take the whole step's
+MAX_HASHED_BLOCKS = 2048  # of waiting sequences in one step, hashed or compared; no more are looked at: likewise
+BLOCKS_OF_A_LOOK = 16  # that any look at a sequence counts as, so that 128 take the whole step's
 BACKLOG_SEQS = 256  # waiting sequences that are counted before each step
 
 

@@ -186,7 +186,7 @@ def test_fault_stalls_all_waiting_prompts_together_are_looked_for_in_several_ste
             if engine.core.scheduler._num_hashed < 100:
                 engine.core.scheduler._match(each)
         found.append([len(each.matched) for each in again])
-    assert found == [[60, 8, 0], [60, 60, 0], [60, 60, 36]], "a look counts as 32"
+    assert found == [[60, 24, 0], [60, 60, 32], [60, 60, 60]], "a look counts as 16"
 
 
 def test_fault_stalls_a_prompt_is_hashed_in_several_steps_beside_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_fault_stalls_a_prompt_is_hashed_in_several_steps_beside_one_that_runs(m
         engine.core.scheduler._num_hashed = 0
         _, is_early = engine.core.scheduler._match(waits)
         looks.append((is_early, len(waits.block_digests), engine.core.scheduler._num_hashed))
-    assert looks == [(True, 40, 32 + 40), (False, 70, 32 + 30)]
+    assert looks == [(True, 40, 16 + 40), (False, 70, 16 + 30)]
 
 
 def test_fault_stalls_a_long_prompt_is_indexed_in_several_steps(monkeypatch: pytest.MonkeyPatch) -> None:

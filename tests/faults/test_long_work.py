@@ -419,7 +419,7 @@ def test_fault_stalls_only_so_many_cached_blocks_are_matched_in_a_step() -> None
         engine.add(f"r{number}", prompt, 5, ignore_eos=True)
     engine.step()
     per_sequence = (len(prompt) - 1) // 2
-    assert len(engine.core.scheduler.running) == -(-MAX_MATCHED_BLOCKS // per_sequence) < 8
+    assert 1 <= len(engine.core.scheduler.running) <= -(-MAX_MATCHED_BLOCKS // per_sequence) < 8
     engine.run()
     assert len(engine.finish_reasons) == 9
 
