@@ -11,21 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from tessera.app.generate.sampling import bad_word_ids
+from tessera.app.generate.sampling import bad_word_ids, spellings_of
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.reasoning.format import ReasoningStart
 from tessera.app.schema.chat import ChatRequest, ConversationFields
 from tessera.app.schema.generation_fields import GenerationRequest
 from tessera.app.text.chat_template import ChatTemplate, check_kwargs
-from tessera.app.text.tokenizer import check_text_length, prompt_too_long
+from tessera.app.text.tokenizer import are_small, check_text_length, prompt_too_long
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import EmbeddingInfo, EngineInfo, ScorerInfo, TokenIds
 
 PROMPT_TIMEOUT = 60.0  # seconds for a prompt to be prepared, waiting for a thread included
-# Texts up to this length in all are encoded on the event loop, in well under a millisecond.
-MAX_INLINE_CHARS = 512
-MAX_INLINE_TEXTS = 8
-MAX_INLINE_IDS = 1024  # up to so many are checked or decoded on the event loop, likewise
+MAX_INLINE_IDS = 1024  # up to so many are checked or decoded on the event loop, in well under a millisecond
 TEMPLATE_OVERHEAD = 2**20  # characters that a template may add to the messages
 
 
@@ -53,15 +50,11 @@ async def encode_texts(
     return encode() if are_small(texts) else await model.workers.run(encode, timeout=PROMPT_TIMEOUT)
 
 
-def are_small(texts: Sequence[str]) -> bool:
-    """Whether texts may be encoded on the event loop."""
-    return len(texts) <= MAX_INLINE_TEXTS and sum(map(len, texts)) <= MAX_INLINE_CHARS
-
-
 async def encode_bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Token ids of words that completions must not have. Raises InvalidRequestError for one without tokens."""
-    encode = partial(bad_word_ids, words, model.tokenizer)
-    return encode() if are_small(words) else await model.workers.run(encode, timeout=PROMPT_TIMEOUT)
+    spellings = spellings_of(words)
+    encode = partial(bad_word_ids, words, spellings, model.tokenizer)
+    return encode() if are_small(spellings) else await model.workers.run(encode, timeout=PROMPT_TIMEOUT)
 
 
 async def encode_prediction(model: ServedModel, text: str) -> TokenIds:

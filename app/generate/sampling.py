@@ -76,21 +76,23 @@ def _gguf_defaults(path: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def bad_word_ids(words: Collection[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word, at the beginning of a text and after a space.
+def spellings_of(words: Collection[str]) -> list[str]:
+    """Each word at the beginning of a text and after a space."""
+    bodies = [word.lstrip(" ") for word in words]
+    return [text for body in bodies for text in (body, f" {body}")]
+
+
+def bad_word_ids(words: Collection[str], spellings: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Token ids of the words' spellings.
 
     Raises:
         InvalidRequestError: a word has no tokens.
     """
-    texts: list[str] = []
-    for word in words:
-        body = word.lstrip(" ")
-        texts += [body, f" {body}"]
-    spellings = [tuple(token_ids) for token_ids in tokenizer.encode_all(texts, add_special_tokens=False)]
-    for word, *both in zip(words, spellings[::2], spellings[1::2], strict=True):
+    found = [tuple(token_ids) for token_ids in tokenizer.encode_all(spellings, add_special_tokens=False)]
+    for word, *both in zip(words, found[::2], found[1::2], strict=True):
         if not any(both):
             raise InvalidRequestError(f"bad_words has {word!r}, which is no token of this model.", param="bad_words")
-    return tuple(dict.fromkeys(filter(None, spellings)))
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def check_all_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]], info: EngineInfo) -> None:

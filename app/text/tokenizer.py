@@ -23,6 +23,9 @@ TokenSpelling = Literal["byte_level", "metaspace", "other"]
 
 METASPACE = "\u2581"
 MAX_LOCKED_IDS = 256  # that are decoded with the interpreter's lock held, in well under a millisecond
+# Texts up to this length in all are encoded on the event loop, in well under a millisecond.
+MAX_INLINE_CHARS = 512
+MAX_INLINE_TEXTS = 8
 
 logger = logging.getLogger("tessera.serve")
 
@@ -121,9 +124,16 @@ class HuggingFaceTokenizer:
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens)]
+
+    def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> list[tokenizers.Encoding]:
+        if not texts:
+            return []
+        if len(texts) > 1 and are_small(texts):
+            # A batch of several is shared out among threads, and waits until each of them has had a core.
+            return [self._inner.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         # The batch call lets go of the interpreter lock while it works; the single one does not.
-        encodings = self._inner.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encodings]
+        return self._inner.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""
@@ -140,8 +150,7 @@ class HuggingFaceTokenizer:
         """
         inner = self._inner
         texts = dict.fromkeys(text for pair in pairs for text in pair)
-        encoded = inner.encode_batch_fast([*texts], add_special_tokens=False)
-        encodings = dict(zip(texts, encoded, strict=True))
+        encodings = dict(zip(texts, self._encodings([*texts], add_special_tokens=False), strict=True))
         room = None if max_tokens is None else max(max_tokens - inner.num_special_tokens_to_add(is_pair=True), 0)
         found = []
         for pair in pairs:
@@ -233,6 +242,11 @@ class IdTokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return False
+
+
+def are_small(texts: Sequence[str]) -> bool:
+    """Whether texts may be encoded on the event loop."""
+    return len(texts) <= MAX_INLINE_TEXTS and sum(map(len, texts)) <= MAX_INLINE_CHARS
 
 
 def check_text_length(tokenizer: Tokenizer, num_chars: int, max_model_len: int, param: str) -> None:

@@ -13,7 +13,6 @@ from tessera.app.generate.admission import checked_request, receive
 from tessera.app.generate.prompt import (
     MAX_INLINE_IDS,
     PROMPT_TIMEOUT,
-    are_small,
     checked_token_ids,
     encode_text,
     render_chat,
@@ -26,7 +25,7 @@ from tessera.app.openai.embeddings.embedders import MAX_INPUT_CHARS, embeddings_
 from tessera.app.openai.rerank.scorers import scorers_of
 from tessera.app.openai.tokenize.objects import DetokenizedText, TokenizerInfo, TokenList
 from tessera.app.openai.tokenize.schema import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from tessera.app.text.tokenizer import Tokenizer, load_json
+from tessera.app.text.tokenizer import Tokenizer, are_small, load_json
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 
