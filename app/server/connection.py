@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sized
 from http import HTTPStatus
 from typing import Any
@@ -21,8 +22,12 @@ from tessera.engine.contract.logs import request_context
 from tessera.engine.contract.passes.pass_queue import PassQueue
 
 MAX_HEAD_BYTES = 2**16
+MAX_FIELDS = 256  # of a head, parameters of its query, and cookies: each is looked at several times
 MAX_FRAMING_BYTES = 2**16  # chunk sizes, chunk extensions and trailer fields of one body
 FRAMING_PER_BODY_BYTE = 16  # allowed on top: chunks may be small
+# Of what a connection has received at once, so many bytes are parsed at a time, until the time in seconds is over.
+MAX_PIECE = 2**13
+PIECES_SECONDS = 0.0005
 MAX_QUEUED = 32  # requests sent ahead, while the answer to an earlier one is under way
 # A host of RFC 3986, or an address in brackets, and a port.
 HOST = re.compile(rb"([\w.~%!$&'()*+,;=-]*|\[[\w:.%]*\])(:\d*)?", re.ASCII)
@@ -53,15 +58,25 @@ class HttpVersionError(InvalidRequestError):
     code = "http_version_not_supported"
 
 
-def head_error(version: str, headers: list[tuple[bytes, bytes]]) -> RequestError | None:
+def head_error(version: str, url: bytes, headers: list[tuple[bytes, bytes]]) -> RequestError | None:
     """Why a head is refused, as RFC 9112 (3.2, and 2.3 of the version) asks; None if it is not."""
     if version not in ("1.0", "1.1"):
         return HttpVersionError("This server speaks HTTP/1.1 and HTTP/1.0.")
-    hosts = [value for name, value in headers if name == b"host"]
+    hosts = []
+    num_cookies = 0
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"cookie":
+            num_cookies += value.count(b";")
     if len(hosts) > 1 or (version == "1.1" and not hosts):
         return InvalidRequestError("A request has one Host field.", code="invalid_host")
     if hosts and not HOST.fullmatch(hosts[0]):
         return InvalidRequestError("The Host field is not a host and a port.", code="invalid_host")
+    if url.count(b"&") >= MAX_FIELDS:
+        return HeadTooLargeError(f"A query may have at most {MAX_FIELDS} parameters.")
+    if num_cookies >= MAX_FIELDS:
+        return HeadTooLargeError(f"A request may have at most {MAX_FIELDS} cookies.")
     return None
 
 
@@ -207,6 +222,9 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._unread and self._reads.enter():
             self._read(data)
             return
+        self._read_rest_later(data)
+
+    def _read_rest_later(self, data: bytes) -> None:
         if not self._unread:
             self._reads.put([self])
         self._unread.append(data)
@@ -227,6 +245,20 @@ class BoundedConnection(HttpToolsProtocol):
             self._read(data)
 
     def _read(self, data: bytes) -> None:
+        """Parse it, or as much as may be in one pass of the loop: a short line can be a field, a chunk or a request."""
+        if len(data) <= MAX_PIECE:
+            self._parse(data)
+            return
+        end = time.thread_time() + PIECES_SECONDS
+        for start in range(0, len(data), MAX_PIECE):
+            if start and time.thread_time() >= end:
+                self._read_rest_later(data[start:])
+                return
+            self._parse(data[start : start + MAX_PIECE])
+            if self.transport.is_closing():
+                return
+
+    def _parse(self, data: bytes) -> None:
         if self._refused:
             return
         was_in_body, num_messages, body_bytes = self._in_body, self._num_messages, self._body_bytes
@@ -251,6 +283,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._expect_head()  # line ends before a request, say, which have stopped the keep-alive time
 
     def on_message_begin(self) -> None:
+        if self._refused:
+            return
         super().on_message_begin()
         self._has_cycle = False
         self._num_messages += 1
@@ -263,7 +297,11 @@ class BoundedConnection(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_body and not self._refused:  # else a trailer field
+        if self._in_body or self._refused:  # a trailer field
+            return
+        if len(self.headers) >= MAX_FIELDS:
+            self._refuse(HeadTooLargeError(f"A request may have at most {MAX_FIELDS} header fields."))
+        else:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -273,7 +311,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         self._check_head()
         self._forget_head()
-        if error := head_error(self.parser.get_http_version(), self.headers):
+        if error := head_error(self.parser.get_http_version(), self.url, self.headers):
             self._refuse(error)
         elif len(self.pipeline) >= MAX_QUEUED:
             self._refused = True

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from tessera.app.http.counts import HttpCounts
-from tessera.app.server.connection import BoundedConnection
+from tessera.app.server.connection import MAX_PIECE, BoundedConnection
 from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.engine.contract.passes.pass_queue import PassQueue
 
@@ -159,3 +161,75 @@ def test_fault_fairness_what_hundreds_of_connections_receive_is_read_in_several_
     asyncio.run(main())
     assert [path for paths in by_pass for path in paths] == [f"/{number}" for number in range(num_connections - 1)]
     assert max(map(len, by_pass)) <= least
+
+
+def received_by(app: Any, data: bytes, num_passes: int) -> tuple[list[bytes], float]:
+    """What one connection writes after it has received `data` at once, and the longest time of a pass of the loop."""
+    longest = 0.0
+
+    async def main() -> list[bytes]:
+        nonlocal longest
+        config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
+        config.load()
+        limit = ConnectionLimit(4, HttpCounts(["/"], models=()))
+        reads = PassQueue(BoundedConnection.read_later, 0.002, 16, 64)
+        connection = BoundedConnection(config, ServerState(), {}, head_timeout=60.0, limit=limit, reads=reads)
+        transport = WrittenTransport()
+        connection.connection_made(transport)
+        asyncio.get_running_loop().call_soon(connection.data_received, data)
+        for _ in range(num_passes):
+            begin = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, time.thread_time() - begin)
+        connection.connection_lost(None)
+        return transport.pieces
+
+    return asyncio.run(main()), longest
+
+
+READ_AT_ONCE = 2**18  # bytes, of a socket
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def test_fault_stalls_what_one_connection_receives_is_parsed_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 KiB of chunks of one byte, which a socket has at once, took 40 ms."""
+    monkeypatch.setattr("tessera.app.server.connection.PIECES_SECONDS", 0.0)
+    bodies: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            bodies.append(len(message["body"]))
+            more = message["more_body"]
+        await send(HEAD)
+        await send(body(b"", False))
+
+    count = READ_AT_ONCE // 6
+    data = CHUNKED + b"1\r\na\r\n" * count + b"0\r\n\r\n"
+    pieces, _ = received_by(app, data, 3 * len(data) // MAX_PIECE)
+    assert sum(bodies) == count
+    assert len(bodies) > len(data) // MAX_PIECE // 2
+    assert max(bodies) <= 2 * MAX_PIECE // 6
+    assert pieces[0].startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [
+        (b"GET / HTTP/1.1\r\nhost: a\r\n", b"a:\r\n"),
+        (b"", b"GET / HTTP/1.1\r\nhost:\r\n\r\n"),
+        (b"", b"POST / HTTP/1.1\r\nhost:\r\ncontent-length:1\r\n\r\na"),
+        (CHUNKED, b"1\r\na\r\n"),
+        (CHUNKED + b"0\r\n", b"a:\r\n"),
+    ],
+    ids=["fields", "requests", "requests with bodies", "chunks", "trailer fields"],
+)
+def test_fault_stalls_the_shortest_lines_hold_up_no_pass_of_the_loop(start: bytes, piece: bytes) -> None:
+    """256 KiB of them took 16 to 55 ms."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(60)
+
+    data = start + piece * (READ_AT_ONCE // len(piece))
+    assert min(received_by(app, data, 100)[1] for _ in range(3)) < 0.01
