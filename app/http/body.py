@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, TypeVar
 
@@ -27,14 +27,16 @@ MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
 MAX_INLINE_VALUES = 2**12  # of a response that is built on the event loop, in a few milliseconds
 LARGE_BODY = 2**16  # bytes; larger ones are parsed and checked in a thread, one after the other
-MAX_INLINE_ITEMS = 2**8  # stored items of a conversation that a small body names
+# Objects and lists of a body that is worked on at once, or stored items of a conversation that it names. Each may be a
+# message or a tool, which takes up to 30 us in all.
+MAX_INLINE_ITEMS = 2**8
 BODY_ARRIVED = "body_arrived"  # in a scope's state: whether all of the body had come before the request was begun
 
 P = TypeVar("P")
 T = TypeVar("T")
 
-# A string, which ends with the text if nothing else ends it, or a bracket.
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[\[{]|[\]}]', re.DOTALL)
+# Strings, of which the last ends with the text if nothing else ends it, or a bracket.
+_STRINGS_OR_BRACKET = re.compile(rb'(?:"(?:[^"\\]+|\\.)*"?[^"\[\]{}]*){1,64}|[\[{]|[\]}]', re.DOTALL)
 _STRING_OR_COMMA = re.compile(rb'"(?:[^"\\]+|\\.)*"?|,', re.DOTALL)
 _one_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
 _response_thread = ThreadPoolExecutor(1, thread_name_prefix="response")
@@ -97,7 +99,7 @@ async def read_json_object(request: Request, settings: AppSettings, *, any_media
         if not request.scope["state"].get(BODY_ARRIVED):  # a clock takes longer than to read what has come
             reading = _within(settings.body_timeout, reading)
         chunks = await reading
-        request.scope["state"]["body_is_large"] = sum(map(len, chunks)) > LARGE_BODY
+        request.scope["state"]["body_is_large"] = _is_large(chunks)
         return await run_in_turn(request, _parse_chunks, chunks)
     except asyncio.TimeoutError:
         raise BodyTimeoutError(f"The body did not arrive within {settings.body_timeout:g} seconds.") from None
@@ -125,6 +127,20 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _is_large(chunks: Sequence[bytes]) -> bool:
+    """Whether a body is long or has many parts: 64 KiB of messages can take 40 ms to become a chat."""
+    size = sum(map(len, chunks))
+    if size > LARGE_BODY:
+        return True
+    # Each part has two brackets.
+    return size > 2 * MAX_INLINE_ITEMS and sum(_num_containers(chunk) for chunk in chunks) > MAX_INLINE_ITEMS
+
+
+def _num_containers(text: bytes) -> int:
+    """Objects and lists, or more where a string has brackets."""
+    return text.count(b"{") + text.count(b"[")
 
 
 async def run_in_turn(request: Request, function: Callable[[P], T], argument: P, *, num_items: int = 0) -> T:
@@ -165,7 +181,7 @@ async def built_json(num_values: int, build: Callable[[], dict[str, Any]]) -> Re
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
     # A body with fewer brackets cannot be nested that deeply: most need no scan.
-    if body.count(b"{") + body.count(b"[") > MAX_JSON_DEPTH:
+    if _num_containers(body) > MAX_JSON_DEPTH:
         _check_nesting(body)
     if len(body) > MAX_JSON_VALUES and body.count(b",") >= MAX_JSON_VALUES:
         _check_num_values(body)
@@ -213,7 +229,7 @@ def _too_large(settings: AppSettings) -> PayloadTooLargeError:
 def _check_nesting(body: bytes) -> None:
     """Refuse what is nested too deeply or has too many parts, before objects are made of it."""
     depth = num_containers = 0
-    for match in _STRING_OR_BRACKET.finditer(body):
+    for match in _STRINGS_OR_BRACKET.finditer(body):
         first = body[match.start()]
         if first in b"[{":
             depth += 1
