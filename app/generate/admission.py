@@ -18,7 +18,7 @@ from fastapi import Request
 from tessera.app.generate.chat_grammar import chat_grammar
 from tessera.app.generate.generation import Choice, Generation, TextOptions
 from tessera.app.generate.prompt import ChatPrompt, checked_prompt, encode_bad_words
-from tessera.app.generate.reader import CompletionReader, completion_reader
+from tessera.app.generate.reader import CompletionReader, reader_maker
 from tessera.app.generate.reasoning_budget import reasoning_budget
 from tessera.app.generate.sampling import check_all_logprobs, sampling_params
 from tessera.app.generate.served_model import ServedModel
@@ -94,13 +94,16 @@ class Admission(Generic[R]):
         """`start` for a conversation; `chat` is what the request amounts to in Chat Completions."""
         model = self.model
         reads_parts = model.reasoning is not None or bool(chat.shown_tools)
+        grammar = None
+        if reads_parts:  # of hundreds of tools it takes tens of milliseconds
+            grammar = await run_in_turn(self.http_request, partial(chat_grammar, model, chat), prompt)
         return await self.start(
             chat,
             [prompt.token_ids],
             param=param,
             standalone=[not chat.continue_final_message],
-            make_reader=(lambda: completion_reader(model, chat, prompt)) if reads_parts else None,
-            grammar=chat_grammar(model, chat, prompt) if reads_parts else None,
+            make_reader=reader_maker(model, chat, prompt) if reads_parts else None,
+            grammar=grammar,
             budget=reasoning_budget(model, chat, prompt) if model.reasoning is not None else None,
             prediction=prediction,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tessera.app.generate.custom_input import CustomInput
 from tessera.app.generate.prompt import ChatPrompt
 from tessera.app.generate.served_model import ServedModel
@@ -124,24 +126,29 @@ class CompletionReader:
             self._content.append(text)
 
 
-def completion_reader(model: ServedModel, request: ChatRequest, prompt: ChatPrompt) -> CompletionReader:
-    """A reader for one completion of a chat whose model has reasoning, or which has tools."""
+def reader_maker(model: ServedModel, request: ChatRequest, prompt: ChatPrompt) -> Callable[[], CompletionReader]:
+    """Makes a reader for each completion of a chat whose model has reasoning, or which has tools."""
     choice = request.effective_tool_choice
     tools = {tool.function.name: tool.function.parameters or {} for tool in request.shown_tools}
-    parser: ToolParser | None = None
+    custom_tools, shows_reasoning = request.custom_tools, request.shows_reasoning
     is_one = request.parallel_tool_calls is False or choice.mode == "function"
-    if tools and model.tool_format is not None:
-        parser = model.tool_format.parser(tools, max_calls=1 if is_one else None)
-    splitter = None
-    if model.reasoning is not None and model.reasoning.has_channels:
-        continues = prompt.reasoning == "none"
-        parser = HarmonyParser(tools, max_calls=1 if tools and is_one else None, continues=continues)
-    elif model.reasoning is not None:
-        splitter = ReasoningSplitter(model.reasoning, opened=prompt.reasoning == "open")
-    return CompletionReader(
-        splitter,
-        parser,
-        calls_are_forced=choice.mode == "function",
-        custom_tools=request.custom_tools,
-        shows_reasoning=request.shows_reasoning,
-    )
+
+    def make() -> CompletionReader:
+        parser: ToolParser | None = None
+        if tools and model.tool_format is not None:
+            parser = model.tool_format.parser(tools, max_calls=1 if is_one else None)
+        splitter = None
+        if model.reasoning is not None and model.reasoning.has_channels:
+            continues = prompt.reasoning == "none"
+            parser = HarmonyParser(tools, max_calls=1 if tools and is_one else None, continues=continues)
+        elif model.reasoning is not None:
+            splitter = ReasoningSplitter(model.reasoning, opened=prompt.reasoning == "open")
+        return CompletionReader(
+            splitter,
+            parser,
+            calls_are_forced=choice.mode == "function",
+            custom_tools=custom_tools,
+            shows_reasoning=shows_reasoning,
+        )
+
+    return make

@@ -9,13 +9,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ModelWrapValidatorHandler,
     PlainValidator,
-    PrivateAttr,
     StrictBool,
     ValidationError,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from tessera.app.schema.custom_tools import CustomTool
 from tessera.app.schema.fields import Entries, JsonObject, wrong
@@ -40,28 +39,31 @@ class ToolFunction(BaseModel):
 class Tool(BaseModel):
     """A function that the model may call, or a custom tool, which is offered to it as a function.
 
-    `function` is set by the server for a custom tool.
+    `function` is set by the server for a custom tool, and `given` for each: a private attribute, which pydantic sets in
+    Python, took as long as all the rest.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
     type: Literal["function", "custom"]
     function: ToolFunction
     custom: CustomTool | None = None
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+    given: SkipJsonSchema[Any] = Field(default=None, exclude=True, repr=False)
 
-    @model_validator(mode="wrap")
+    @model_validator(mode="before")
     @classmethod
-    def _keep_given(cls, value: Any, handler: ModelWrapValidatorHandler[Tool]) -> Tool:
-        if isinstance(value, dict) and value.get("type") == "custom":
+    def _keep_given(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if value.get("type") == "custom":
             value = _with_function(value)
-        tool = handler(value)
-        if isinstance(value, dict):
-            tool._given = value if tool.custom is None else {"type": "function", "function": value["function"]}
-        return tool
+        given = value
+        if value.get("custom") is not None:
+            given = {"type": "function", "function": value.get("function")}
+        return {**value, "given": given}
 
     def for_template(self) -> dict[str, Any]:
         """The tool as it was given, with its order and all its keys, because templates print it."""
-        return self._given or self.model_dump(exclude_none=True)
+        return self.given or self.model_dump(exclude_none=True)
 
 
 def functions_as_tools(functions: Sequence[ToolFunction]) -> list[Tool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class GrammarWriter:
     """
 
     def __init__(self, token_id_of: TokenIdOf) -> None:
-        self._token_id_of = token_id_of
+        self._token_id_of = functools.cache(token_id_of)  # of the same few texts for each of many functions
         self._rules: list[str] = []
 
     def rule(self, name: str, body: str) -> str:

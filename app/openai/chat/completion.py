@@ -26,8 +26,9 @@ def chat_completion(
 ) -> dict[str, Any]:
     """The response to a request that does not stream."""
     response = head.as_dict("chat.completion")
+    form = CallForm.of(request)
     response["choices"] = [
-        _choice(request, index, completion, tokenizer) for index, completion in enumerate(completions)
+        _choice(request, form, index, completion, tokenizer) for index, completion in enumerate(completions)
     ]
     response["usage"] = usage_object(generation.usage())
     if request.prompt_logprobs is not None:
@@ -67,8 +68,9 @@ def stored_messages(completion_id: str, messages: Sequence[ChatMessage]) -> list
     ]
 
 
-def _choice(request: ChatCompletionRequest, index: int, completion: Completion, tokenizer: Tokenizer) -> dict[str, Any]:
-    form = CallForm.of(request)
+def _choice(
+    request: ChatCompletionRequest, form: CallForm, index: int, completion: Completion, tokenizer: Tokenizer
+) -> dict[str, Any]:
     logprobs = None
     if request.num_logprobs is not None:
         as_ids = request.return_tokens_as_token_ids

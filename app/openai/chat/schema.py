@@ -131,8 +131,9 @@ class ChatCompletionRequest(ChatRequest):
 
     def check(self) -> None:
         super().check()
+        tools = self._functions_as_tools  # made here, where a large body is worked on in a thread
         if self.function_call is not None:
-            check_tool_choice(self.function_call, self._functions_as_tools, "function_call")
+            check_tool_choice(self.function_call, tools, "function_call")
 
 
 class StoredCompletionUpdate(RequestModel):
