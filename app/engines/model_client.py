@@ -54,7 +54,7 @@ class ModelClient(Protocol):
     ) -> list[RequestStream]: ...
     async def embed(
         self,
-        inputs: list[list[int]],
+        inputs: Sequence[Sequence[int]],
         *,
         role: EmbedderRole = "main",
         first_lengths: Sequence[int] = (),

@@ -142,7 +142,7 @@ class ReplicatedClient:
 
     async def embed(
         self,
-        inputs: list[list[int]],
+        inputs: Sequence[Sequence[int]],
         *,
         role: EmbedderRole = "main",
         first_lengths: Sequence[int] = (),

@@ -235,7 +235,7 @@ class EngineClient:
 
     async def embed(
         self,
-        inputs: list[list[int]],
+        inputs: Sequence[Sequence[int]],
         *,
         role: EmbedderRole = "main",
         first_lengths: Sequence[int] = (),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,15 +61,15 @@ class EmbeddingClient(FakeClient):
         self.error = error
 
     async def embed(
-        self, inputs: list[list[int]], *, role: EmbedderRole = "main", account: AccountRef = NO_ACCOUNT
+        self, inputs: Sequence[Sequence[int]], *, role: EmbedderRole = "main", account: AccountRef = NO_ACCOUNT
     ) -> Vectors:
         if self.error is not None:
             raise self.error
-        self.calls.append(EmbedCall(inputs, role))
+        self.calls.append(EmbedCall([[*token_ids] for token_ids in inputs], role))
         return embedded(inputs)
 
 
-def embedded(inputs: list[list[int]]) -> Vectors:
+def embedded(inputs: Sequence[Sequence[int]]) -> Vectors:
     rows = np.array([[np.sin(sum(token_ids) + k) for k in range(DIMENSION)] for token_ids in inputs])
     vectors: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("<f4")
     return np.frombuffer(vectors.tobytes(), "<f4").reshape(len(inputs), DIMENSION)  # read-only, as the real one's

@@ -59,7 +59,7 @@ class ScoringClient(FakeClient):
 
     async def embed(
         self,
-        inputs: list[list[int]],
+        inputs: Sequence[Sequence[int]],
         *,
         role: EmbedderRole = "main",
         first_lengths: Sequence[int] = (),
@@ -67,11 +67,11 @@ class ScoringClient(FakeClient):
     ) -> Vectors:
         if self.error is not None:
             raise self.error
-        self.calls.append(ScoreCall(inputs, role, list(first_lengths)))
+        self.calls.append(ScoreCall([[*token_ids] for token_ids in inputs], role, list(first_lengths)))
         return logits_for(inputs, self.num_labels) if role == "scorer" else embedded(inputs)
 
 
-def logits_for(inputs: list[list[int]], num_labels: int = 1) -> Vectors:
+def logits_for(inputs: Sequence[Sequence[int]], num_labels: int = 1) -> Vectors:
     rows = [[np.sin(sum(token_ids) + label) * 3 for label in range(num_labels)] for token_ids in inputs]
     return np.array(rows, np.float32)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from fastapi import Request
 
-from tessera.app.generate.prompt import MAX_INLINE_IDS, PROMPT_TIMEOUT, are_small
+from tessera.app.generate.prompt import MAX_INLINE_IDS, PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
 from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
-from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
+from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, are_small, load_tokenizer
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, NotFoundError
-from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, ScorerInfo
+from tessera.engine.contract.messages import EmbedderRole, EmbeddingInfo, ScorerInfo, TokenIds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,7 +76,7 @@ class Embeddings:
         settings = self._served.settings
         return (*settings.embedding_model_names, *settings.served_model_names)[0]
 
-    async def token_ids(self, request: EmbeddingRequest, model: EmbeddingModel, info: EmbeddingInfo) -> list[list[int]]:
+    async def token_ids(self, request: EmbeddingRequest, model: EmbeddingModel, info: EmbeddingInfo) -> list[TokenIds]:
         """Every input as token ids that the model takes.
 
         Raises:
@@ -89,10 +90,10 @@ class Embeddings:
         if texts and max(map(len, texts)) > MAX_INPUT_CHARS:
             raise InvalidRequestError(f"A text of input may have at most {MAX_INPUT_CHARS} characters.", param="input")
 
-        def encode() -> list[list[int]]:
+        def encode() -> list[TokenIds]:
             inputs = [_encode(model.tokenizer, one, keep, request.add_special_tokens) for one in request.input]
             check_inputs(inputs, "input[{}]".format, "input", keep, info)
-            return inputs
+            return packed(inputs)
 
         return await run_encode(self._served, encode, request.input)
 
@@ -101,7 +102,7 @@ class Embeddings:
         http_request: Request,
         model: EmbeddingModel,
         info: EmbeddingInfo,
-        inputs: list[list[int]],
+        inputs: Sequence[TokenIds],
         dimensions: int | None,
     ) -> Vectors:
         """Vectors [inputs, dimensions] of unit length. The engine stops working when the client leaves.
@@ -158,6 +159,11 @@ async def run_encode(served: ServedModel, encode: Callable[[], T], inputs: Seque
     if are_few(inputs):
         return encode()
     return await served.workers.run(encode, timeout=PROMPT_TIMEOUT)
+
+
+def packed(inputs: Sequence[list[int]]) -> list[TokenIds]:
+    """Checked inputs as the engine takes them: of a million ids it takes 30 ms, which the event loop is spared."""
+    return [array("i", token_ids) for token_ids in inputs]
 
 
 def check_inputs(

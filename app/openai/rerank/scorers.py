@@ -20,6 +20,7 @@ from tessera.app.openai.embeddings.embedders import (
     check_input,
     check_inputs,
     check_total,
+    packed,
     run_encode,
     tokens_to_keep,
 )
@@ -27,7 +28,7 @@ from tessera.app.openai.rerank.pairs import PairLimits, cut_texts, encode_pairs
 from tessera.app.openai.rerank.schema import ClassifyRequest, PairFields
 from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
+from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenIds
 
 Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -103,11 +104,11 @@ class Scorers:
         keep = tokens_to_keep(request.truncate_prompt_tokens, scorer.max_input_tokens)
         limits = PairLimits(request.max_tokens_per_query, request.max_tokens_per_doc, keep)
 
-        def encode() -> tuple[list[list[int]], list[int]]:
+        def encode() -> tuple[list[TokenIds], list[int]]:
             encoded = encode_pairs(self.tokenizer, scorer.form, [*pairs], limits, request.instruction)
             inputs = [ids for ids, _ in encoded]
             check_inputs(inputs, pairs.place, pairs.names[1], keep, scorer)
-            return inputs, [length for _, length in encoded]
+            return packed(inputs), [length for _, length in encoded]
 
         inputs, first_lengths = await run_encode(self._served, encode, [*pairs.firsts, *pairs.seconds])
         logits = await self._logits(http_request, inputs, first_lengths)
@@ -121,13 +122,13 @@ class Scorers:
         if texts:
             self._check_tokenizer(self.tokenizer)
 
-        def encode() -> list[list[int]]:
+        def encode() -> list[TokenIds]:
             inputs = [
                 text[:keep] if isinstance(text, list) else self._encode(text, keep, request.add_special_tokens)
                 for text in request.input
             ]
             check_inputs(inputs, "input[{}]".format, "input", keep, scorer)
-            return inputs
+            return packed(inputs)
 
         inputs = await run_encode(self._served, encode, request.input)
         logits = await self._logits(http_request, inputs, [])
@@ -158,7 +159,7 @@ class Scorers:
         self._check_tokenizer(model.tokenizer)
         keep = tokens_to_keep(request.truncate_prompt_tokens, info.max_input_tokens)
 
-        def encode() -> list[list[list[int]]]:
+        def encode() -> list[list[TokenIds]]:
             of_sides = ((pairs.firsts, request.max_tokens_per_query), (pairs.seconds, request.max_tokens_per_doc))
             sides = [
                 [_encode(model.tokenizer, text, keep) for text in cut_texts(model.tokenizer, texts, most)]
@@ -169,7 +170,7 @@ class Scorers:
                     where = param if param == "query" else f"{param}[{index}]"
                     check_input(token_ids, where, param, keep, info)
             check_total([*sides[0], *sides[1]], pairs.names[1])
-            return sides
+            return [packed(inputs) for inputs in sides]
 
         sides = await run_encode(self._served, encode, [*pairs.firsts, *pairs.seconds])
         inputs = [*sides[0], *sides[1]]
@@ -178,12 +179,12 @@ class Scorers:
         return Scored((firsts * seconds).sum(axis=1), sum(map(len, inputs)))
 
     async def _embed(
-        self, http_request: Request, model: EmbeddingModel, info: EmbeddingInfo, inputs: list[list[int]]
+        self, http_request: Request, model: EmbeddingModel, info: EmbeddingInfo, inputs: Sequence[TokenIds]
     ) -> Scores:
         vectors = await self._embeddings.embed(http_request, model, info, inputs, None)
         return vectors.astype(np.float64)
 
-    async def _logits(self, http_request: Request, inputs: list[list[int]], first_lengths: list[int]) -> Scores:
+    async def _logits(self, http_request: Request, inputs: Sequence[TokenIds], first_lengths: list[int]) -> Scores:
         lease = lease_of(http_request.scope)
         if lease is not None:
             lease.count_prompt(sum(map(len, inputs)))
