@@ -199,8 +199,12 @@ class BoundedConnection(HttpToolsProtocol):
         self._limit.leave(self)
         self._forget_head()
         for cycle in (self.cycle, self._answering, *(queued for queued, _ in self.pipeline)):
-            if cycle is not None and isinstance(cycle.transport, HeldHead):
+            if cycle is None:
+                continue
+            if isinstance(cycle.transport, HeldHead):
                 cycle.transport = self.transport  # each has the other, for a collection of garbage to find
+            cycle.disconnected |= not cycle.response_complete  # uvicorn tells the newest alone
+            cycle.message_event.set()
         super().connection_lost(exc)
 
     def drop(self) -> None:

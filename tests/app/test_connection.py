@@ -17,6 +17,7 @@ from tessera.app.server.connection_limit import ConnectionLimit
 from tessera.engine.contract.passes.pass_queue import PassQueue
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 HEAD = {"type": "http.response.start", "status": 200, "headers": []}
 
 Answer = Callable[[Callable[[dict[str, Any]], Awaitable[None]]], Awaitable[None]]
@@ -187,8 +188,52 @@ def received_by(app: Any, data: bytes, num_passes: int) -> tuple[list[bytes], fl
     return asyncio.run(main()), longest
 
 
+@pytest.mark.parametrize(
+    "data",
+    [REQUEST * 3, CHUNKED, CHUNKED + b"1;" + b"x" * 90_000],
+    ids=["sent ahead", "a body that does not come", "a body that is refused"],
+)
+def test_every_request_is_told_that_its_connection_has_ended(data: bytes) -> None:
+    """What it writes then would be an error of the closed transport."""
+    transport = WrittenTransport()
+    seen: list[str] = []
+    num_pieces: list[int] = []  # of a refusal
+    has_ended = False
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        while message["type"] == "http.request":
+            message = await receive()
+        seen.append(message["type"])
+        while not has_ended:
+            await asyncio.sleep(0)
+        await send(HEAD)
+        await send(body(b"late", False))
+        seen.append("sent")
+
+    async def main() -> None:
+        nonlocal has_ended
+        config = Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
+        config.load()
+        limit = ConnectionLimit(4, HttpCounts(["/"], models=()))
+        reads = PassQueue(BoundedConnection.read_later, 1.0, 64, 64)
+        connection = BoundedConnection(config, ServerState(), {}, head_timeout=60.0, limit=limit, reads=reads)
+        connection.connection_made(transport)
+        connection.data_received(data)
+        num_pieces.append(len(transport.pieces))
+        await asyncio.sleep(0)
+        transport.close()
+        connection.connection_lost(None)
+        has_ended = True
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert seen == ["http.disconnect", "sent"]
+    assert [len(transport.pieces)] == num_pieces
+
+
 READ_AT_ONCE = 2**18  # bytes, of a socket
-CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 def test_fault_stalls_what_one_connection_receives_is_parsed_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
