@@ -131,7 +131,7 @@ class ChatCompletionRequest(ChatRequest):
 
     def check(self) -> None:
         super().check()
-        tools = self._functions_as_tools  # made here, where a large body is worked on in a thread
+        tools = self._functions_as_tools if self.functions else ()  # where a large body is worked on in a thread
         if self.function_call is not None:
             check_tool_choice(self.function_call, tools, "function_call")
 
