@@ -104,7 +104,7 @@ class BlockManager:
         At most `max_shared_tokens` of its tokens are among them.
         """
         self.match_some(sequence, self.num_blocks)
-        return [entry.block for entry in sequence.matched]
+        return sequence.matched_blocks
 
     def match_some(self, sequence: Sequence, most: int) -> bool:
         """Find at most so many more of what `match_prefix` gives; -> whether that is all."""
@@ -112,7 +112,7 @@ class BlockManager:
             return True
         matched, size, salt = sequence.matched, self.block_size, sequence.prefix_salt
         end = sequence.max_shared_tokens // size
-        blocks = [entry.block for entry in matched]
+        blocks = sequence.matched_blocks
         if NOWHERE in blocks or len(blocks) > end:  # nothing else can have changed since the last time
             del matched[min(blocks.index(NOWHERE) if NOWHERE in blocks else end, end) :]
         if self._resets:
@@ -473,7 +473,7 @@ class BlockManager:
             self.free_blocks.append(block)
 
     def _lose(self, entry: PublishedBlock) -> None:
-        """What the device does not hold any more is found nowhere else either."""
+        """Drop an entry that the device no longer holds from the tiers, and report it as evicted."""
         if self.tiers is not None:
             self.tiers.drop(entry)
         if self._report is not None:

@@ -310,7 +310,7 @@ class Scheduler:
         shared_blocks: list[int] = []
         is_early = True
         if blocks.match_some(sequence, room):
-            shared_blocks = blocks.match_prefix(sequence)
+            shared_blocks = sequence.matched_blocks
             room -= len(sequence.block_digests) - num_known
             is_early = self._prefixes.await_longest(sequence, len(shared_blocks), max(room, 0))
         num_new = max(len(sequence.block_digests) - num_known, len(sequence.matched) - num_matched)

@@ -237,6 +237,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def matched_blocks(self) -> list[int]:
+        """Where what was matched lies on the device."""
+        return [entry.block for entry in self.matched]
+
+    @property
     def num_tokens_to_schedule(self) -> int:
         """As `num_uncomputed_tokens`, with those that are being sampled."""
         return self.num_uncomputed_tokens + self.num_pending_tokens
