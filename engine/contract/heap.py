@@ -94,7 +94,7 @@ class HeapTrimmer:
         self._stopped.set()
 
     def look(self) -> None:
-        """Trim if the process has grown, and nobody waits for it."""
+        """Trim if the process has grown and is idle, or has been busy for MAX_POSTPONED looks."""
         resident = self._resident()
         if resident <= self._left + GROWTH:
             self._num_postponed = 0

@@ -39,7 +39,7 @@ class Outbox:
         return sent
 
     def take(self) -> dict[bytes, list[RequestOutput]]:
-        """What is sent in a new turn of what has waited, by client."""
+        """Begin a turn; -> the waiting outputs that are sent in it, by client."""
         self._room = MAX_SCORE_BYTES
         sent: dict[bytes, list[RequestOutput]] = defaultdict(list)
         while self._waiting and self._room > 0:
