@@ -33,6 +33,18 @@ def box_map(matrix: Tensor, box_rows: int) -> bytes:
     return _encode(matrix.pointer, matrix.dtype == bfloat16, sizes, strides, box)
 
 
+def parts_map(matrix: Tensor, parts: int, box_rows: int) -> bytes:
+    """The map of a matrix of 16-bit floats that is `parts` of as many rows, in boxes of `box_rows` rows of each.
+
+    A box's coordinates are (0, row of each part, column). In shared memory the rows of one part follow those of
+    another, as `box_map` has them.
+    """
+    rows, columns = matrix.shape
+    of_part = rows // parts
+    sizes, strides = (columns, of_part, parts), (columns * 2, of_part * columns * 2)
+    return _encode(matrix.pointer, matrix.dtype == bfloat16, sizes, strides, (SWIZZLE_BYTES // 2, box_rows, parts))
+
+
 def row_groups_map(pointer: int, dtype: np.dtype[Any], rows: int, columns: int, box_rows: int) -> bytes:
     """The map of a matrix of 16-bit floats that is copied in boxes of `box_rows` whole rows, both multiples of 8.
 

@@ -124,7 +124,7 @@ def only_size(ops: CudaOps, tile: decode.Fp8DecodeTile) -> Iterator[None]:
     usual = decode.SIZES
     try:
         decode.SIZES = {tile.tokens: ((tile.units, tile.stages),)}
-        ops.fp8_kernels.restrict()
+        ops.fp8_kernels.restrict(only=["decode"])
         yield
     finally:
         decode.SIZES = usual

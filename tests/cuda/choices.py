@@ -149,8 +149,10 @@ def choices() -> Iterator[str]:
 if __name__ == "__main__":
     from tessera.engine.ops.cuda.attention import sm90_prefill
     from tessera.engine.ops.cuda.fp8 import sm90 as sm90_fp8
+    from tessera.engine.ops.cuda.fp8 import sm90_rows
     from tessera.engine.ops.cuda.linear import sm90
 
-    for module, name in ((sm90, "box_map"), (sm90_fp8, "box_map"), (sm90_prefill, "row_groups_map")):
+    maps = [(module, "box_map") for module in (sm90, sm90_fp8, sm90_rows)]
+    for module, name in (*maps, (sm90_rows, "parts_map"), (sm90_prefill, "row_groups_map")):
         setattr(module, name, lambda *_: bytes(128))
     CHOICES.write_text("".join(choices()))

@@ -13,6 +13,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import ATTENTION, sm90_prefill
 from tessera.engine.ops.cuda.candidates import Candidate, CandidateTable, Chooser
 from tessera.engine.ops.cuda.fp8 import sm90 as sm90_fp8
+from tessera.engine.ops.cuda.fp8 import sm90_rows
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR
 from tessera.engine.ops.cuda.linear import LINEAR, costs, sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL
@@ -24,6 +25,8 @@ from tests.cuda.choices import CHOICES, DEVICES, GridDevice, choices
 def maps_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sm90, "box_map", lambda *_: bytes(128))
     monkeypatch.setattr(sm90_fp8, "box_map", lambda *_: bytes(128))
+    for name in ("box_map", "parts_map"):
+        monkeypatch.setattr(sm90_rows, name, lambda *_: bytes(128))
     monkeypatch.setattr(sm90_prefill, "row_groups_map", lambda *_: bytes(128))
 
 

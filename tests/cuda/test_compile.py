@@ -34,6 +34,7 @@ from tessera.engine.ops.cuda.attention.drafts import PAGED_ATTENTION_DRAFTS
 from tessera.engine.ops.cuda.attention.drafts import STATIC_BYTES as DRAFTS_STATIC_BYTES
 from tessera.engine.ops.cuda.attention.sm90_prefill import CAPPED
 from tessera.engine.ops.cuda.fp8.sm90 import SM90_FP8_MATMUL
+from tessera.engine.ops.cuda.fp8.sm90_rows import SM90_FP8_ROWS, STATIC_BYTES
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL, SM90_MATMUL_WIDE
 from tessera.engine.ops.cuda.lora.kernels import SM90_ADAPTED_MATMUL
@@ -169,6 +170,7 @@ OF_FP8 = {
         "fp8_decode_kernel": {"1 4 4 true", "16 4 3 false"},
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
+        "sm90_fp8_rows_kernel": {"1 2", "1 1", "2 1", "4 1"},
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},
         "whole_rope_and_store_kernel": {"64 true", "128 false"},
@@ -439,6 +441,7 @@ def shared_bytes(cubin: Cubin, name: str) -> int:
         (SM90_MATMUL, sm90.BARRIER_BYTES),
         (SM90_MATMUL_WIDE, sm90.BARRIER_BYTES),
         (SM90_FP8_MATMUL, sm90.BARRIER_BYTES),
+        (SM90_FP8_ROWS, STATIC_BYTES),
         (SM90_ADAPTED_MATMUL, sm90.BARRIER_BYTES),
         (SM90_TURNED_MATMUL, sm90.BARRIER_BYTES),
         (sampling.SAMPLE_CLUSTER, sampling.SAMPLE_STATIC_BYTES),

@@ -14,7 +14,7 @@ from tessera.engine.formats.fp8 import E4M3_VALUES
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.fp8 import decode, quantize, sm90
+from tessera.engine.ops.cuda.fp8 import decode, quantize, sm90, sm90_rows
 from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
@@ -152,7 +152,7 @@ def test_every_size_of_the_decode_kernel_adds_in_one_order(
     try:
         for size in decode.SIZES[tokens]:
             monkeypatch.setattr(decode, "SIZES", {tokens: (size,)})
-            cuda_ops.fp8_kernels.restrict()
+            cuda_ops.fp8_kernels.restrict(only=["decode"])
             out, gated = poisoned((count, n), bfloat16, device), poisoned((count, n // 2), bfloat16, device)
             cuda_ops.linear(x, weight, prologue=prologue, out=out)
             if size[0] > 1:
@@ -183,7 +183,7 @@ def test_room_for_neighbours_changes_no_bits(
     try:
         for asked in (decode.launch_bytes, lambda problem, tile, *_: tile.shared_bytes(problem.in_features)):
             monkeypatch.setattr(decode, "launch_bytes", asked)
-            cuda_ops.fp8_kernels.restrict()
+            cuda_ops.fp8_kernels.restrict(only=["decode"])
             cuda_ops.reserve_linear([weight], bfloat16, count)
             out = poisoned((count, n), bfloat16, device)
             cuda_ops.linear(x, weight, prologue=prologue, out=out)
@@ -292,6 +292,51 @@ def test_products(
         activate = Activate("silu_mul", poisoned((count, n), dtype, device))
         cuda_ops.linear(device_x, plain, epilogue=activate, out=gated)
         assert_close(gated.numpy(), silu_mul(product), dtype, roundings=3)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 5, 11], ids=lambda blocks: f"small-{blocks}")
+def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
+    blocks: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In turns, where one stage has no room for all; with rests of features and of k."""
+    if not sm90_rows.SM90_FP8_ROWS.supports(cuda_ops.device.arch):
+        pytest.skip("no wgmma")
+    device, count, n, k = cuda_ops.device, 5, 304, 656
+    part, numbers = weight_of(Fp8Format(), n, k, device)
+    weight, x, residual = (
+        LinearWeight((part,)),
+        random_array(28, (count, k), bfloat16),
+        random_array(29, (count, n), bfloat16),
+    )
+    cuda_ops.reserve_linear([weight], bfloat16, count)
+    choose = sm90_rows.choose_plan
+    added, gated = from_numpy(residual, device), poisoned((count, n // 2), bfloat16, device)
+    activate = Activate("silu_mul", empty((count, n), bfloat16, device))
+    try:
+        monkeypatch.setattr(sm90_rows, "choose_plan", lambda problem, _, nbytes: choose(problem, blocks, nbytes))
+        cuda_ops.fp8_kernels.restrict(only=["sm90_rows"])
+        cuda_ops.linear(from_numpy(x, device), weight, epilogue=Accumulate(), out=added)
+        cuda_ops.linear(from_numpy(x, device), weight, epilogue=activate, out=gated)
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
+    product = rounded(Fp8Format(), x) @ numbers.T
+    assert_close(added.numpy(), product + residual.astype(np.float64), bfloat16)
+    assert_close(gated.numpy(), silu_mul(product), bfloat16, roundings=3)
+
+
+@pytest.mark.parametrize("count", [2, 16], ids=lambda count: f"small-{count}")
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(count: int, cuda_ops: CudaOps) -> None:
+    device, n, k = cuda_ops.device, 48, 400
+    part, _ = weight_of(Fp8Format(), n, k, device)
+    weight, x = LinearWeight((part,)), random_array(30, (9, k), bfloat16)
+    cuda_ops.reserve_linear([weight], bfloat16, 16)
+    results = []
+    for rows in (x, np.resize(x, (count, k))):
+        out = poisoned((len(rows), n), bfloat16, device)
+        cuda_ops.linear(from_numpy(rows, device), weight, out=out)
+        results.append(out.numpy()[:2].view(np.uint16))
+    np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize("count", [1, 9, 40], ids=lambda count: f"small-{count}")

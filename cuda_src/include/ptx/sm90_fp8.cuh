@@ -27,6 +27,7 @@ __device__ __forceinline__ void wgmma_e4m3(float (&sums)[N / 2], unsigned long l
                  : FLOATS                                                                                 \
                  : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                           \
   }
+DEFINE_WGMMA_E4M3(16, WGMMA_FLOATS_8(0), "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10")
 DEFINE_WGMMA_E4M3(32, WGMMA_FLOATS_16(0), WGMMA_NAMES_16, "%16", "%17", "%18")
 DEFINE_WGMMA_E4M3(64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32", "%33", "%34")
 DEFINE_WGMMA_E4M3(96, WGMMA_FLOATS_48, WGMMA_NAMES_48, "%48", "%49", "%50")

@@ -17,7 +17,7 @@ import numpy as np
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import Fp8Format, LinearWeight, WeightFormat
 from tessera.engine.ops.cuda.candidates import Choice, Chooser
-from tessera.engine.ops.cuda.fp8 import decode, portable, quantize, sm90
+from tessera.engine.ops.cuda.fp8 import decode, portable, quantize, sm90, sm90_rows
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.fp8.quantize import FP8_QUANTIZE, quantized, scratch_bytes
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
@@ -60,7 +60,7 @@ class Fp8LinearOps(DequantizeOps):
             self._rows_scratch_of(max(scratch_bytes(max_rows, weight.shape[1]) for weight in rounding))
 
     def _kernels(self, dtype: str, *, groups: bool) -> list[Instantiation]:
-        files = (quantize, decode, sm90, portable)
+        files = (quantize, decode, sm90_rows, sm90, portable)
         kernels = [kernel for file in files for kernel in file.kernels_of(dtype, groups=groups)]
         return [kernel for kernel in kernels if kernel[0].supports(self.device.arch)]
 

@@ -5,9 +5,9 @@ Public: `SPECS` and `instantiations`, the kernels; `problem.FP8_LINEAR`, the tab
 """
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.ops.cuda.fp8 import decode, dequantize, portable, quantize, sm90
+from tessera.engine.ops.cuda.fp8 import decode, dequantize, portable, quantize, sm90, sm90_rows
 
-FILES = (quantize, decode, sm90, portable, dequantize)
+FILES = (quantize, decode, sm90_rows, sm90, portable, dequantize)
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)
 
 __all__ = ["SPECS", "instantiations"]
