@@ -11,9 +11,11 @@ from tessera.app.engines import keep_alive
 from tessera.app.engines.messages import EngineLaunch
 from tessera.app.keys.api_key import AcceptedKeys, ApiKey
 from tessera.app.model_settings import ModelSettings
+from tessera.engine.contract.machine import num_cores
 from tessera.options.declaration import Option
 from tessera.options.errors import OptionError
 
+CORES_FOR_TWO = 8  # from so many on, two app processes speak HTTP: one would keep a fast model waiting
 MOST_CONNECTIONS = 2**14  # of one app process, unless the user asks for more
 
 
@@ -401,7 +403,17 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             default="none; --port answers them as well",
         ),
     ] = None
-    api_workers: Annotated[int, Option("processes that speak HTTP", group="HTTP", metavar="N", low=1, high=64)] = 1
+    api_workers: Annotated[
+        int | None,
+        Option(
+            "processes that speak HTTP",
+            group="HTTP",
+            metavar="N",
+            low=1,
+            high=64,
+            default=f"2 where there are {CORES_FOR_TWO} cores, else 1",
+        ),
+    ] = None
     max_connections: Annotated[
         int | None,
         Option(
@@ -434,3 +446,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             default="60 on CUDA, 600 on the CPU",
         ),
     ] = None
+
+    @property
+    def num_api_workers(self) -> int:
+        return self.api_workers or (2 if num_cores() >= CORES_FOR_TWO else 1)

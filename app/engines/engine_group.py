@@ -12,6 +12,7 @@ import msgspec
 from tessera.app.engines.messages import EngineLaunch, engine_dir
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.contract.machine import num_cores
 from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.ipc.supervisor import EngineSupervisor
 
@@ -91,7 +92,7 @@ def _engines_of(launch: EngineLaunch) -> Iterator[tuple[EngineConfig, dict[str, 
     if num_engines == 1:
         yield config, {}
         return
-    threads = max(1, (len(os.sched_getaffinity(0)) - 1) // num_engines)
+    threads = max(1, (num_cores() - 1) // num_engines)
     for number in range(num_engines):
         folder = config.kv_offload_dir
         if folder is not None and number > 0:

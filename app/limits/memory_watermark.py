@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import EngineUnavailableError
+from tessera.engine.contract.machine import available_memory
 
 INTERVAL = 0.2  # seconds between two looks
 

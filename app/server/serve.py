@@ -96,10 +96,11 @@ class Server:
         folder = data_folder(options.app.data_dir)
         run_dir = make_run_dir()
         app = msgspec.structs.replace(options.app, data_dir=str(folder or run_dir / RUN_FOLDER))
-        if options.api_workers > 1:
+        num_workers = options.num_api_workers
+        if num_workers > 1:
             app = msgspec.structs.replace(
                 app,
-                num_app_processes=options.api_workers,
+                num_app_processes=num_workers,
                 count_fd=make_shared_memory("http requests"),
                 key_use_fd=make_shared_memory("uses of keys"),
             )
@@ -121,7 +122,7 @@ class Server:
 
         self._report = StartReport(as_log=options.app.log_format == "json")
         self._workers = WorkerPool(
-            options.api_workers - 1,
+            num_workers - 1,
             WorkerLaunch(str(run_dir), self._listener.fileno(), options.drain_timeout, app),
         )
         from tessera.app.server.http_server import HttpServer, engines_of, freeze_what_is_loaded

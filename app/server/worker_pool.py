@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
@@ -67,7 +68,8 @@ class WorkerPool:
         """Ask the workers to finish their requests and end."""
         self._stopping.set()
         for process in self._processes:
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                process.terminate()
 
     def replace_keys(self, keys: AcceptedKeys) -> None:
         """Let the workers, and those that are started later, accept these API keys."""
@@ -91,7 +93,8 @@ class WorkerPool:
         _, late = await asyncio.wait(self._tasks, timeout=self._launch.drain_timeout + KILL_DELAY)
         if late:
             for process in self._processes:
-                process.kill()
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
         await asyncio.gather(*self._tasks)
 
     async def _keep_running(self, app_process: int) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import DeviceError
+from tessera.engine.contract.machine import available_memory
 from tessera.engine.cuda.driver import check
 from tessera.engine.cuda.memory import PinnedBuffer
 

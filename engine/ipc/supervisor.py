@@ -22,6 +22,7 @@ from tessera import PACKAGE_ROOT
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.environment import environment_without_secrets
 from tessera.engine.contract.errors import ConfigError, TesseraError
+from tessera.engine.contract.machine import num_cores
 from tessera.engine.contract.messages import (
     EngineInfo,
     EngineReport,
@@ -395,5 +396,5 @@ async def _wait_for_end(process: subprocess.Popen[bytes]) -> int:
 def _engine_environment() -> dict[str, str]:
     """This process's, with a core left to HTTP: BLAS threads that spin for a core which the app uses cost far
     more than they bring (a step of 32 sequences took eight times as long on two cores)."""
-    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    threads = max(1, num_cores() - 1)
     return {"OPENBLAS_NUM_THREADS": str(threads), **environment_without_secrets()}

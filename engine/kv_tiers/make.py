@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tessera import __version__
-from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import DeviceError
+from tessera.engine.contract.machine import available_memory
 from tessera.engine.gguf.names import split_paths
 from tessera.engine.kv_tiers.array_copies import ArrayCopies
 from tessera.engine.kv_tiers.block_files import HEADER_BYTES, BlockFiles

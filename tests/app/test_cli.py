@@ -283,11 +283,20 @@ def parsed(model: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server
     return parse
 
 
+@pytest.mark.parametrize(("cores", "expected"), [(2, 1), (7, 1), (8, 2), (64, 2)])
+def test_a_machine_with_many_cores_has_two_app_processes(
+    cores: int, expected: int, parsed: Callable[..., ServerOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.app.settings.num_cores", lambda: cores)
+    assert parsed().num_api_workers == expected
+    assert parsed("--api-workers", "3").num_api_workers == 3
+
+
 def test_options_reach_the_engine_and_the_app(parsed: Callable[..., ServerOptions], model: Path) -> None:
     plain = parsed()
     assert (plain.engines[0].config.model, plain.app.model_folder) == (str(model), str(model))
     assert plain.app.served_model_names == ("tiny",)
-    assert (plain.host, plain.port, plain.api_workers, plain.drain_timeout) == ("127.0.0.1", 8000, 1, 30)
+    assert (plain.host, plain.port, plain.api_workers, plain.drain_timeout) == ("127.0.0.1", 8000, None, 30)
     assert (plain.engines[0].config.max_num_seqs, plain.engines[0].config.max_num_batched_tokens) == (0, 0)
     assert plain.engines[0].config.prefix_caching
     assert plain.app.api_keys == ()

@@ -21,8 +21,8 @@ from tessera.app.limits.key_use import Cell, KeyUse, Rate, duration
 from tessera.app.limits.lease import Lease, RateLimitError
 from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.contract.machine import available_memory, num_cores
 from tests.support.fake_client import FakeClient, always, play
 from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
 
@@ -345,6 +345,14 @@ def test_a_containers_limit_counts_without_what_only_caches_files(tmp_path: Path
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(meminfo, tmp_path) == 4000 * 1024
     assert available_memory(tmp_path / "none", tmp_path / "none") is None
+
+
+def test_a_containers_quota_bounds_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    for quota, cores in (("max", 16), ("250000", 2), ("50000", 1), ("9900000", 16)):
+        (tmp_path / "cpu.max").write_text(f"{quota} 100000\n")
+        assert num_cores(tmp_path) == cores
+    assert num_cores(tmp_path / "none") == 16
 
 
 def test_the_file_that_is_written_is_yaml(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -94,6 +95,18 @@ def test_fault_processes_a_crash_loop_backs_off_and_says_so(
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "an app process ended with exit code 1; it is restarted in 1.0 s"
     assert lines[2] == "an app process ended with exit code 1, for the 3. time in a row; it is restarted in 4.0 s"
+
+
+def test_fault_processes_the_server_ends_where_an_app_process_has_just_ended(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+        await process.wait()
+        pool = WorkerPool(1, WorkerLaunch("", 0, 1, settings_for(tmp_path)))
+        pool._processes.add(process)  # as long as its task has not come to remove it
+        pool.terminate()
+        await pool.join()
+
+    asyncio.run(scenario())
 
 
 def test_fault_processes_none_inherits_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -336,7 +336,7 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(count: int, cuda_ops: C
         out = poisoned((len(rows), n), bfloat16, device)
         cuda_ops.linear(from_numpy(rows, device), weight, out=out)
         results.append(out.numpy()[:2].view(np.uint16))
-    np.testing.assert_array_equal(*results)
+    np.testing.assert_array_equal(results[0], results[1])
 
 
 @pytest.mark.parametrize("count", [1, 9, 40], ids=lambda count: f"small-{count}")

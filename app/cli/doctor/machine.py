@@ -14,6 +14,7 @@ from pathlib import Path
 from tessera.app.cli.cache.units import size
 from tessera.app.cli.doctor.check import Check, Status
 from tessera.app.cli.doctor.folders import folder_check
+from tessera.engine.contract.machine import core_quota, num_cores
 
 GROUP = "machine"
 MIN_DESCRIPTORS = 4096
@@ -21,7 +22,6 @@ MIN_MEMORY = 2 * 10**9  # bytes available: the processes alone take half of it
 MIN_SHARED = 16 * 2**20
 MAX_RUN_FOLDER = 60  # characters; the name of a Unix socket, with its file in it, has at most 107
 KUBERNETES_MEMORY = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-CPU_QUOTA = "/sys/fs/cgroup/cpu.max"
 
 
 def machine_checks(host: str, ports: Sequence[int]) -> list[Check]:
@@ -44,12 +44,9 @@ def _python() -> Check:
 
 
 def _cpu() -> Check:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores, quota = num_cores(), core_quota()
     name = _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
-    quota = _read(CPU_QUOTA).split()
-    limited = ""
-    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]):
-        limited = f", limited to {int(quota[0]) / int(quota[1]):g} by the container"
+    limited = "" if quota is None else f" by the container's limit of {quota:g}"
     status: Status = "ok" if cores >= 2 else "warning"
     advice = "" if cores >= 2 else "HTTP work and the engine share one core"
     return Check(GROUP, "CPU", status, f"{name}, {cores} cores{limited}", advice)

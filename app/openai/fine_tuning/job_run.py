@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.app.model_settings import ModelSettings
 from tessera.app.openai.files.files import new_file_id
-from tessera.app.openai.fine_tuning.job_child import STOP_TIMEOUT, JobChild, num_cpus
+from tessera.app.openai.fine_tuning.job_child import STOP_TIMEOUT, JobChild
 from tessera.app.openai.fine_tuning.job_files import (
     metrics_csv,
     remove_all_but_adapters,
@@ -45,6 +45,7 @@ from tessera.app.openai.fine_tuning.tables import (
 )
 from tessera.app.store.contents import Contents
 from tessera.app.training.job_messages import NUM_CHECKPOINTS, Began, Failed, JobLaunch, StepTaken, Succeeded
+from tessera.engine.contract.machine import num_cores
 
 logger = logging.getLogger("tessera.app")
 
@@ -190,7 +191,7 @@ class JobRun:
         body, share = row.body, self._jobs.settings.fine_tuning_share
         model = _model_called(body["model"], self._jobs)
         # Kept, as the order of sums depends on it.
-        num_threads = body.get("num_threads") or max(1, int(share * num_cpus()))
+        num_threads = body.get("num_threads") or max(1, int(share * num_cores()))
 
         def begin(database: sqlite3.Connection) -> None:
             owned = read_owned(database, self._seq, self._owner)
@@ -210,7 +211,7 @@ class JobRun:
             seed=body["seed"],
             known_step=row.step,
             share=share,
-            num_cpus=num_cpus(),
+            num_cpus=num_cores(),
             device=model.device,
             num_epochs=chosen["n_epochs"],
             batch_size=chosen["batch_size"],

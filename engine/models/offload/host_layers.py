@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.errors import DeviceError
+from tessera.engine.contract.machine import available_memory
 from tessera.engine.formats import LinearWeight, WeightPart
 from tessera.engine.models.offload.choice import LEAST_LAYERS, NUM_SLOTS
 from tessera.engine.models.offload.copies import LayerCopies

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.contract.available_memory import available_memory
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
+from tessera.engine.contract.machine import available_memory
 from tessera.engine.contract.messages import OffloadInfo
 from tessera.engine.models.config import ModelConfig
 from tessera.engine.models.offload.choice import LEAST_LAYERS, layers_beyond, layers_within, spread

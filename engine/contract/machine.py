@@ -1,7 +1,8 @@
-"""Memory of the machine that can still be had."""
+"""What the machine, or the container, lets us have."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -31,3 +32,19 @@ def available_memory(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | No
     except (OSError, ValueError):
         pass
     return min(found, default=None)
+
+
+def num_cores(cgroup: Path = CGROUP) -> int:
+    """Whole cores that this process may use: the machine's, or what a container's quota leaves; at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = core_quota(cgroup)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def core_quota(cgroup: Path = CGROUP) -> float | None:
+    """Cores' worth of time that the container may take; None without a limit."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
