@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -78,12 +79,17 @@ class PrefillBudget:
     ) -> int:
         """Prompt tokens, at most `most`, for a step where more prompts wait than sequences decode.
 
-        Limited so that the first prompts get their first token before the last are computed. `num_prompts` and
-        `prompt_len` as in `tokens_beside_decodes`.
+        Limited so that the first prompts get their first token before the last are computed. Of all in n steps the mean
+        one comes after (n + 1) / 2 of them, and each step takes the time of one of decodes besides. That is least with
+        steps of the geometric mean of the two times; none is shorter than a prompt. `num_prompts` and `prompt_len` as
+        in `tokens_beside_decodes`.
         """
         if not self._seconds_per_token:
             return most
         limit = self._tokens_in_max_seconds(self._seconds_per_token)
+        if num_prompts > 1 and self._decode_seconds is not None:
+            soonest = math.sqrt(num_prompts * prompt_len * self._decode_seconds / self._seconds_per_token)
+            limit = min(limit, max(soonest, prompt_len, self._saturating_tokens))
         if num_prompts > 1 and prompt_len >= LONG_PROMPT:
             seconds = min(MAX_LONG_PREFILL_SECONDS, LONG_PREFILL_SECONDS_PER_PROMPT * num_prompts)
             limit = max(limit, min(seconds / self._seconds_per_token, prompt_len))
