@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -16,13 +15,11 @@ from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
 from tessera.app.http.json_pieces import PiecesResponse, json_of, json_pieces
+from tessera.app.http.json_reader import MAX_JSON_DEPTH, JsonError, parse_json
 from tessera.app.http.limits import account_of
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
 
-MAX_JSON_DEPTH = 64
-MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
-MAX_JSON_VALUES = 2**20 + 2**16  # of one body: the parser makes them without letting go of the interpreter's lock
 MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
 MAX_INLINE_VALUES = 2**12  # of a response that is built on the event loop, in a few milliseconds
@@ -35,9 +32,6 @@ BODY_ARRIVED = "body_arrived"  # in a scope's state: whether all of the body had
 P = TypeVar("P")
 T = TypeVar("T")
 
-# Strings, of which the last ends with the text if nothing else ends it, or a bracket.
-_STRINGS_OR_BRACKET = re.compile(rb'(?:"(?:[^"\\]+|\\.)*"?[^"\[\]{}]*){1,64}|[\[{]|[\]}]', re.DOTALL)
-_STRING_OR_COMMA = re.compile(rb'"(?:[^"\\]+|\\.)*"?|,', re.DOTALL)
 _one_thread = ThreadPoolExecutor(1, thread_name_prefix="body")
 _response_thread = ThreadPoolExecutor(1, thread_name_prefix="response")
 
@@ -180,17 +174,12 @@ async def built_json(num_values: int, build: Callable[[], dict[str, Any]]) -> Re
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
-    # A body with fewer brackets cannot be nested that deeply: most need no scan.
-    if _num_containers(body) > MAX_JSON_DEPTH:
-        _check_nesting(body)
-    if len(body) > MAX_JSON_VALUES and body.count(b",") >= MAX_JSON_VALUES:
-        _check_num_values(body)
     try:
-        parsed = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
+        parsed = parse_json(body)
+    except JsonError as error:
         raise InvalidRequestError(
-            f"The body is not valid JSON: see line {error.lineno}, column {error.colno}"
-            " (UTF-8, finite numbers, nested at most 64 deep).",
+            f"The body is not valid JSON: see line {error.line}, column {error.column}"
+            f" (UTF-8, finite numbers, nested at most {MAX_JSON_DEPTH} deep).",
             code="invalid_json",
         ) from None
     if type(parsed) is not dict:
@@ -224,32 +213,3 @@ async def _receive_all(request: Request, settings: AppSettings, large: LargeBody
 
 def _too_large(settings: AppSettings) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"The body is larger than the {settings.max_body_bytes} bytes that are accepted.")
-
-
-def _check_nesting(body: bytes) -> None:
-    """Refuse what is nested too deeply or has too many parts, before objects are made of it."""
-    depth = num_containers = 0
-    for match in _STRINGS_OR_BRACKET.finditer(body):
-        first = body[match.start()]
-        if first in b"[{":
-            depth += 1
-            num_containers += 1
-            if depth > MAX_JSON_DEPTH:
-                raise InvalidRequestError(
-                    f"The body is nested more than {MAX_JSON_DEPTH} levels deep.", code="invalid_json"
-                )
-            if num_containers > MAX_JSON_CONTAINERS:
-                raise InvalidRequestError(
-                    f"The body has more than {MAX_JSON_CONTAINERS} objects and lists.", code="invalid_json"
-                )
-        elif first in b"]}":
-            depth -= 1
-
-
-def _check_num_values(body: bytes) -> None:
-    """Refuse what has too many values. Commas in strings are text."""
-    num_commas = 0
-    for match in _STRING_OR_COMMA.finditer(body):
-        num_commas += body[match.start()] == ord(",")
-        if num_commas >= MAX_JSON_VALUES:
-            raise InvalidRequestError(f"The body has more than {MAX_JSON_VALUES} values.", code="invalid_json")

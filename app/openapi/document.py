@@ -12,9 +12,9 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from tessera import __version__
 from tessera.app.http.auth import OPEN_PATHS
-from tessera.app.http.body import MAX_JSON_DEPTH
 from tessera.app.http.description import REF, Description, reference
 from tessera.app.http.dialect import OPENAI, Dialect
+from tessera.app.http.json_reader import MAX_JSON_DEPTH
 from tessera.app.settings import AppSettings
 
 DESCRIPTION = """\

@@ -15,12 +15,11 @@ import pytest
 
 from tessera.app.http.body import (
     LARGE_BODY,
-    MAX_JSON_CONTAINERS,
-    MAX_JSON_VALUES,
     MAX_LARGE_BODIES_OF_ONE,
     LargeBody,
     parse_json_object,
 )
+from tessera.app.http.json_reader import MAX_JSON_CONTAINERS, MAX_JSON_RUN, MAX_JSON_STRINGS, MAX_JSON_VALUES
 from tessera.app.server.connection import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES, MAX_QUEUED
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
@@ -255,12 +254,16 @@ def test_fault_http_layer_a_body_of_millions_of_values_holds_up_nothing(monkeypa
         made.append(body)
         return parse(body)
 
-    monkeypatch.setattr("tessera.app.http.body.orjson.loads", note)
-    for content in (
-        b'{"prompt": [' + b"5," * (8 * 2**20 - 10) + b"5]}",
-        b'{"a": "' + b"," * 99 + b'", "b": [' + b"1,\n" * 2**21,
+    monkeypatch.setattr("tessera.app.http.json_reader.orjson.loads", note)
+    for content, what in (
+        (b'{"prompt": [' + b"5," * (8 * 2**20 - 10) + b"5]}", f"{MAX_JSON_VALUES} values"),
+        (b'{"a": "' + b"," * 99 + b'", "b": [' + b"1,\n" * 2**21, f"{MAX_JSON_VALUES} values"),
+        (b'{"a": [' + b'"",' * MAX_JSON_STRINGS + b"1]}", f"{MAX_JSON_STRINGS} strings"),
+        (b'{"a": [1,' + b" " * MAX_JSON_RUN + b"1,2]}", f"{MAX_JSON_RUN} bytes"),
+        (b'{"a": [1,' + b"1" * MAX_JSON_RUN + b",2]}", f"{MAX_JSON_RUN} bytes"),
+        (b'{"a": 1, "' + b"a" * MAX_JSON_RUN + b'": 1, "b": 2}', f"{MAX_JSON_RUN} bytes"),
     ):
-        with pytest.raises(InvalidRequestError, match=f"more than {MAX_JSON_VALUES} values"):
+        with pytest.raises(InvalidRequestError, match=f"more than {what}"):
             parse_json_object(content)
     assert not made
     text = ',"' * MAX_JSON_VALUES
