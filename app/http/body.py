@@ -93,8 +93,7 @@ async def read_json_object(request: Request, settings: AppSettings, *, any_media
         if not request.scope["state"].get(BODY_ARRIVED):  # a clock takes longer than to read what has come
             reading = _within(settings.body_timeout, reading)
         chunks = await reading
-        request.scope["state"]["body_is_large"] = _is_large(chunks)
-        return await run_in_turn(request, _parse_chunks, chunks)
+        return await parse_in_turn(request, chunks)
     except asyncio.TimeoutError:
         raise BodyTimeoutError(f"The body did not arrive within {settings.body_timeout:g} seconds.") from None
     finally:
@@ -121,6 +120,12 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def parse_in_turn(request: Request, chunks: list[bytes]) -> dict[str, Any]:
+    """The object of a request's body, whose chunks are given up; from now on the request has a large body or none."""
+    request.scope["state"]["body_is_large"] = _is_large(chunks)
+    return await run_in_turn(request, _parse_chunks, chunks)
 
 
 def _is_large(chunks: Sequence[bytes]) -> bool:

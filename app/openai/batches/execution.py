@@ -16,7 +16,7 @@ from starlette.types import Message
 from tessera.app.generate.generation import Generation
 from tessera.app.generate.served_models import ServedModels, model_for
 from tessera.app.http.access_log import trace_of
-from tessera.app.http.body import keep_for_reading
+from tessera.app.http.body import keep_for_reading, parse_in_turn, parse_json_object
 from tessera.app.http.dialect import error_object
 from tessera.app.http.errors import InternalError
 from tessera.app.http.json_pieces import body_of
@@ -72,11 +72,14 @@ class LineExecutor:
         Raises:
             SuspectLineError: the engine has died too often, and `is_alone` is false.
         """
-        request = orjson.loads(line.text)
+        scope = self._scope(endpoint, tenant)
+        request = await parse_in_turn(Request(scope), [line.text])
+        is_large = scope["state"]["body_is_large"]
         body = request["body"]
         num_deaths = 0
         while True:
             scope = self._scope(endpoint, tenant)
+            scope["state"]["body_is_large"] = is_large
             http_request = Request(scope, _never)
             keep_for_reading(http_request, body)
             try:
@@ -173,8 +176,8 @@ def _result(number: int, custom_id: str, status: int, body: bytes, usage: TokenU
 def unexecuted(line: InputLine, code: str, message: str) -> bytes:
     """The line of the error file for a request that was not run."""
     try:
-        custom_id = orjson.loads(line.text).get("custom_id")
-    except (orjson.JSONDecodeError, AttributeError):
+        custom_id = parse_json_object(line.text).get("custom_id")
+    except InvalidRequestError:
         custom_id = None
     result = {
         "id": f"batch_req_{secrets.token_hex(12)}",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
+from tessera.app.http.json_reader import JsonError, parse_json
+from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_ERRORS = 100  # of one file that are reported
 MAX_CUSTOM_ID = 512
@@ -132,9 +133,11 @@ def _model_of(line: InputLine, endpoint: str, max_line: int, first_lines: dict[s
     if len(line.text) > max_line:
         raise _Wrong("invalid_json_line", f"This line has more than {max_line} bytes.")
     try:
-        request = orjson.loads(line.text)
-    except orjson.JSONDecodeError:
+        request = parse_json(line.text)
+    except JsonError:
         raise _Wrong("invalid_json_line", "This line is not parseable as valid JSON.") from None
+    except InvalidRequestError as error:
+        raise _Wrong("invalid_json_line", str(error)) from None
     if type(request) is not dict:
         raise _Wrong("invalid_json_line", "This line is not a JSON object.")
     for name in ("custom_id", "method", "url", "body"):
