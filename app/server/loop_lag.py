@@ -7,7 +7,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from tessera.engine.contract.stalls import Stall, ThreadClock, log_stall, own_seconds, stack_of
+from tessera.engine.contract.stalls import (
+    OLDEST_LOOK,
+    Stall,
+    ThreadClock,
+    ThreadTimes,
+    log_stall,
+    sight_before,
+    sight_of,
+    stall_of,
+)
 
 INTERVAL = 0.1  # seconds between two looks
 LOOKS_PER_LIMIT = 4
@@ -36,6 +45,7 @@ class LoopLag:
         self._loop = asyncio.get_running_loop()
         self._ident = threading.get_ident()
         self._clock = ThreadClock(threading.get_native_id())
+        self._before, self._looked = sight_before(), time.perf_counter()
         self._signed = threading.Event()
         self._signed_at = 0.0
         self._stopped = threading.Event()
@@ -52,30 +62,45 @@ class LoopLag:
         self._signed.set()
 
     def _run(self) -> None:
+        clock = ThreadClock(threading.get_native_id())
         interval = min(INTERVAL, self._limit / LOOKS_PER_LIMIT)
-        while not self._stopped.wait(interval):
-            self._look()
+        while True:
+            if time.perf_counter() - self._looked > OLDEST_LOOK:
+                self._before, self._looked = sight_before(), time.perf_counter()
+            own, computed, waited = self._clock.times(), time.process_time(), clock.times().waited
+            due = time.perf_counter() + interval
+            if self._stopped.wait(interval):
+                break
+            late = time.perf_counter() - due - (clock.times().waited - waited)
+            # The interpreter's lock was not to be had, for the loop no more than for this thread.
+            self._look(own, computed, late if late > interval else 0.0)
         self._clock.close()
+        clock.close()
 
-    def _look(self) -> None:
+    def _look(self, own: ThreadTimes, computed: float, late: float) -> None:
+        """Measure the lag.
+
+        Args:
+            own, computed: times of the loop's thread and the process before this look was due.
+            late: seconds since then for which it could not begin.
+        """
         self._signed.clear()
-        waited, computed, asked = self._clock.waited(), time.process_time(), time.perf_counter()
+        asked = time.perf_counter() - late
         try:
             self._loop.call_soon_threadsafe(self._sign)
         except RuntimeError:  # closed
             self._stopped.set()
             return
-        found: tuple[str | None, tuple[str, ...]] = (None, ())
+        sight = self._before
         if not self._signed.wait(self._limit):
-            seen = stack_of(self._ident)
+            seen = sight_of(self._ident)
             if not self._signed.is_set():
-                found = seen
+                sight = seen
         while not self._signed.wait(PATIENCE):
             if self._stopped.is_set():
                 return
         seconds = self._signed_at - asked
         self._observe(seconds)
         if seconds > self._limit:
-            waited, computed = self._clock.waited() - waited, time.process_time() - computed
-            own = own_seconds(seconds, waited, computed, was_seen=bool(found[1]))
-            self._report(Stall("the event loop", seconds, own, *found))
+            own, computed = self._clock.times().since(own), time.process_time() - computed
+            self._report(stall_of("the event loop", self._ident, seconds, own, computed, sight))

@@ -7,17 +7,19 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tessera.engine.contract.logs import request_fields
 
 logger = logging.getLogger("tessera.stall")
 
 MAX_FRAMES = 12  # of a stack that is reported, the innermost
+MAX_OTHERS = 4  # threads that are reported, those that computed most
+LEAST_OTHER = 0.001  # seconds
+OLDEST_LOOK = 0.25  # seconds; the times of other threads are that old where they were not read during the stall
 SAMPLES_PER_LIMIT = 4
 LONGEST_PAUSE, SHORTEST_PAUSE = 0.25, 0.002  # seconds between two looks
 
@@ -28,10 +30,12 @@ class Stall:
 
     Attributes:
         seconds: from its beginning to its end.
-        own_seconds: the same without the time in which the machine ran other programs; see `own_seconds`.
+        own_seconds: the same without the time in which the machine ran other programs; see `stall_of`.
         request: the request that was worked on, if the stack tells.
         stack: the innermost frames, the last innermost, when the limit had passed; empty if the turn ended before
             the watch could look.
+        others: what other threads of Python computed meanwhile, and where they were then or soon after: one of them
+            may have held the interpreter's lock. So may the thread itself, where it was not seen.
     """
 
     thread: str
@@ -39,13 +43,15 @@ class Stall:
     own_seconds: float
     request: str | None
     stack: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        where = " < ".join(reversed(self.stack)) or "unknown, it held the interpreter's lock"
+        where = " < ".join(reversed(self.stack)) or "unknown, the interpreter's lock was held"
         what = f" for {self.request}" if self.request else ""
+        others = f"; meanwhile {'; '.join(self.others)}" if self.others else ""
         return (
             f"{self.thread} was held up for {1000 * self.seconds:.0f} ms{what} "
-            f"({1000 * self.own_seconds:.0f} ms of its own): {where}"
+            f"({1000 * self.own_seconds:.0f} ms of its own): {where}{others}"
         )
 
 
@@ -54,10 +60,23 @@ def log_stall(stall: Stall) -> None:
     logger.warning("%s", stall, extra={"fields": fields})
 
 
-class ThreadClock:
-    """Time that one thread of this process has waited for a core, in seconds.
+class ThreadTimes(NamedTuple):
+    """Seconds that a thread has computed, and that it has waited for a core."""
 
-    From /proc/self/task/TID/schedstat, whose second number it is in nanoseconds; 0 where the kernel has none.
+    computed: float
+    waited: float
+
+    def since(self, before: ThreadTimes) -> ThreadTimes:
+        return ThreadTimes(self.computed - before.computed, self.waited - before.waited)
+
+
+NO_TIMES = ThreadTimes(0.0, 0.0)
+
+
+class ThreadClock:
+    """The times of one thread of this process.
+
+    From /proc/self/task/TID/schedstat, whose first two numbers they are in nanoseconds; 0 where the kernel has none.
     """
 
     def __init__(self, native_id: int) -> None:
@@ -66,13 +85,14 @@ class ThreadClock:
         except OSError:
             self._fd = None
 
-    def waited(self) -> float:
+    def times(self) -> ThreadTimes:
         if self._fd is None:
-            return 0.0
+            return NO_TIMES
         try:
-            return int(os.pread(self._fd, 64, 0).split()[1]) / 1e9
-        except (OSError, IndexError):
-            return 0.0
+            computed, waited = os.pread(self._fd, 64, 0).split()[:2]
+        except (OSError, ValueError):
+            return NO_TIMES
+        return ThreadTimes(int(computed) / 1e9, int(waited) / 1e9)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -80,18 +100,79 @@ class ThreadClock:
             self._fd = None
 
 
-def own_seconds(seconds: float, waited: float, computed: float, *, was_seen: bool) -> float:
-    """Seconds of a turn of `seconds` that are the process's own fault.
+@dataclass(frozen=True)
+class Sight:
+    """What the threads of Python were doing, and their times, at a moment of a stall or before it.
+
+    Attributes:
+        request: that the held-up thread works on, if its frames tell.
+        stack: its innermost frames; empty if it was not held up yet.
+        others: the other threads' frames, by their idents.
+    """
+
+    request: str | None
+    stack: tuple[str, ...]
+    others: dict[int, tuple[str, ...]]
+    times: dict[int, ThreadTimes]
+
+
+def sight_of(ident: int) -> Sight:
+    """What is seen of a thread that is held up, and of all others but the caller's."""
+    times = _times_of_threads()
+    frames = sys._current_frames()
+    frame = frames.pop(ident, None)
+    frames.pop(threading.get_ident(), None)
+    others = {each: _lines_of(its) for each, its in frames.items()}
+    return Sight(_request_in(frame), _lines_of(frame), others, times)
+
+
+def sight_before() -> Sight:
+    return Sight(None, (), {}, _times_of_threads())
+
+
+def _times_of_threads() -> dict[int, ThreadTimes]:
+    """Of those that Python has started, which may hold its lock, by their idents."""
+    times = {}
+    for thread in threading.enumerate():
+        if thread.ident is not None and thread.native_id is not None:
+            clock = ThreadClock(thread.native_id)
+            times[thread.ident] = clock.times()
+            clock.close()
+    return times
+
+
+def stall_of(thread: str, ident: int, seconds: float, own: ThreadTimes, computed: float, sight: Sight) -> Stall:
+    """The report on a stall that has just ended.
 
     Where the watch never saw the stack, a thread of this process held the interpreter's lock all the time. It computes
-    as long as it runs, so what the process did not compute is time in which the machine ran others.
+    as long as it runs, so what the process did not compute is time in which the machine ran others. Nor is it the
+    process's own fault that a thread which may have held the lock was ready, and the machine ran others.
 
     Args:
-        waited: seconds in which the thread was ready, but the machine ran others.
+        own: what the thread that was held up computed and waited for a core.
         computed: seconds of processor time of the whole process.
+        sight: of the stall, or from before it.
     """
-    own = max(seconds - waited, 0.0)
-    return own if was_seen else min(own, computed)
+    after = sight_of(ident)
+    here = threading.get_ident()
+    others = {
+        each: times.since(sight.times.get(each, NO_TIMES))
+        for each, times in after.times.items()
+        if each != here and (each != ident or not sight.stack)
+    }
+    ours = seconds - own.waited
+    if sight.stack:
+        ours = max(ours - sum(times.waited for times in others.values()), own.computed)
+    else:
+        ours = min(ours, computed)
+    names = {each.ident: each.name for each in threading.enumerate()}
+    busy = sorted((-times.computed, each) for each, times in others.items() if times.computed >= LEAST_OTHER)
+    stacks = {**after.others, ident: after.stack, **sight.others}
+    lines = []
+    for negative, each in busy[:MAX_OTHERS]:
+        where = " < ".join(reversed(stacks.get(each, ()))) or "unknown"
+        lines.append(f"{names.get(each, 'a thread')} computed {-1000 * negative:.0f} ms: {where}")
+    return Stall(thread, seconds, max(ours, 0.0), sight.request, sight.stack, tuple(lines))
 
 
 class StallWatch:
@@ -116,8 +197,9 @@ class StallWatch:
         self._clock = ThreadClock(threading.get_native_id()) if limit else None
         self._began: float | None = None
         self._before = 0.0  # counted in this turn before the last pause
-        self._waited, self._computed = self._clock_times()
-        self._seen: tuple[str | None, tuple[str, ...]] | None = None
+        self._own, self._computed = self._clock_times()
+        self._before_turn = sight_before()
+        self._seen: Sight | None = None
         self._stopped = threading.Event()
         if limit:
             threading.Thread(target=self._run, name=f"watch of {thread}", daemon=True).start()
@@ -139,42 +221,47 @@ class StallWatch:
         self.pause()
         seconds = self._before
         if self._clock is not None:
-            waited, computed = self._clock_times()
+            own, computed = self._clock_times()
             if seconds > self._limit:
-                request, stack = self._seen or (None, ())
-                own = own_seconds(seconds, waited - self._waited, computed - self._computed, was_seen=bool(stack))
-                self._report(Stall(self._thread, seconds, own, request, stack))
-            self._waited, self._computed = waited, computed
+                sight = self._seen or self._before_turn
+                ours = own.since(self._own)
+                self._report(stall_of(self._thread, self._ident, seconds, ours, computed - self._computed, sight))
+                own, computed = self._clock_times()
+            self._own, self._computed = own, computed
         return seconds
 
-    def _clock_times(self) -> tuple[float, float]:
-        """Seconds in which the thread has waited for a core, and of processor time of the process."""
-        return (self._clock.waited(), time.process_time()) if self._clock is not None else (0.0, 0.0)
+    def _clock_times(self) -> tuple[ThreadTimes, float]:
+        """The thread's times, and seconds of processor time of the process."""
+        return (self._clock.times(), time.process_time()) if self._clock is not None else (NO_TIMES, 0.0)
 
     def close(self) -> None:
         self._stopped.set()
 
     def _run(self) -> None:
         pause = min(max(self._limit / SAMPLES_PER_LIMIT, SHORTEST_PAUSE), LONGEST_PAUSE)
+        looked = time.perf_counter()
         while not self._stopped.wait(pause):
             began = self._began
+            if self._seen is None and time.perf_counter() - looked > OLDEST_LOOK:
+                self._before_turn = sight_before()
+                looked = time.perf_counter()
             if began is None or self._seen is not None or time.perf_counter() - began + self._before <= self._limit:
                 continue
-            found = stack_of(self._ident)
+            found = sight_of(self._ident)
             if self._began == began:  # still the same turn
                 self._seen = found
         if self._clock is not None:
             self._clock.close()
 
 
-def stack_of(ident: int) -> tuple[str | None, tuple[str, ...]]:
-    """-> the request that a thread works on, if its frames tell, and its innermost frames."""
-    frame = sys._current_frames().get(ident)
-    if frame is None:
-        return None, ()
-    frames = traceback.extract_stack(frame)[-MAX_FRAMES:]
-    lines = tuple(f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in frames)
-    return _request_in(frame), lines
+def _lines_of(frame: FrameType | None) -> tuple[str, ...]:
+    """The innermost frames of a stack, the last innermost."""
+    lines: list[str] = []
+    while frame is not None and len(lines) < MAX_FRAMES:
+        code = frame.f_code
+        lines.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return tuple(reversed(lines))
 
 
 def _request_in(frame: FrameType | None) -> str | None:

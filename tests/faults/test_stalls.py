@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tessera.app.http.counts import HttpCounts
 from tessera.app.server.loop_lag import LoopLag
+from tessera.engine.contract import stalls as stalls_module
 from tessera.engine.contract.histogram import SECONDS_OF_DELAY
-from tessera.engine.contract.stalls import Stall, StallWatch
+from tessera.engine.contract.stalls import Sight, Stall, StallWatch, ThreadTimes, stall_of
 from tessera.engine.ipc.turns import TimedRunner, Turns
 from tests.support.fake_runner import FakeRunner, Harness
 
@@ -58,6 +62,60 @@ def test_fault_stalls_a_request_that_holds_up_the_event_loop_is_named_with_its_c
     assert stall.own_seconds >= LONG / 4
     assert any("hold_up" in line for line in stall.stack)
     assert "POST /v1/slow" in str(stall)
+
+
+def compute_in_one_call() -> None:
+    """For a few tenths of a second, in which no other thread can run."""
+    sum(itertools.repeat(1, 2 * 10**7))
+
+
+def test_fault_stalls_a_call_that_holds_the_interpreters_lock_all_the_time_is_noticed() -> None:
+    """The watch waits for the lock as well, and found everything well afterwards."""
+    stalls, lags = lags_of(compute_in_one_call)
+    assert max(lags) > LIMIT
+    named = [other for stall in stalls for other in stall.others]
+    assert any(other.startswith("MainThread computed ") for other in named), stalls
+
+
+def test_fault_stalls_another_thread_that_holds_the_interpreters_lock_is_named() -> None:
+    ended = threading.Event()
+
+    def hold_the_lock() -> None:
+        compute_in_one_call()
+        ended.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold_the_lock, name="hog")
+    stalls, _ = lags_of(thread.start)
+    ended.set()
+    thread.join()
+    named = [other for stall in stalls for other in stall.others if other.startswith("hog computed ")]
+    assert any("hold_the_lock" in other for other in named), stalls
+    assert any(named[0] in str(stall) for stall in stalls)
+
+
+@pytest.mark.parametrize(
+    ("computed", "waited", "stack", "process", "ours"),
+    [
+        (0.0, 0.0, ("main.py:1 run",), 0.0, 0.1),  # it slept
+        (0.0, 0.03, ("main.py:1 run",), 0.01, 0.07),  # the machine ran others
+        (0.04, 0.09, ("main.py:1 run",), 0.04, 0.04),  # so it did beside a thread that does not matter
+        (0.0, 0.0, (), 0.02, 0.02),  # no thread was seen, so one held the lock, and hardly ran
+    ],
+)
+def test_fault_stalls_a_lock_whose_holder_is_not_run_is_the_machines(
+    monkeypatch: pytest.MonkeyPatch,
+    computed: float,
+    waited: float,
+    stack: tuple[str, ...],
+    process: float,
+    ours: float,
+) -> None:
+    holder = -1
+    monkeypatch.setattr(stalls_module, "_times_of_threads", lambda: {holder: ThreadTimes(5.0, 1.0 + waited)})
+    sight = Sight(None, stack, {holder: ("body.py:2 parse",)}, {holder: ThreadTimes(4.9, 1.0)})
+    stall = stall_of("the event loop", 0, 0.1, ThreadTimes(computed, 0.0), process, sight)
+    assert abs(stall.own_seconds - ours) < 1e-6
+    assert stall.others == ("a thread computed 100 ms: body.py:2 parse",)
 
 
 def test_fault_stalls_the_events_loop_lag_is_a_histogram_over_all_app_processes() -> None:
