@@ -9,29 +9,27 @@ from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.grammar.compiler import CompiledGrammar, GrammarCompiler
 from tessera.engine.grammar.reasoning_limit import ReasoningLimit
-from tessera.engine.grammar.token_tables import TokenTables, Words, token_bytes
+from tessera.engine.grammar.token_tables import NONE_BEGUN, TokenTables, Words, token_bytes
 
 
 class BadWords:
-    """Forbidden sequences of tokens: the last of each is masked once the others have been chosen.
-
-    Attributes:
-        forbidden: [ceil(vocab_size / 32)]; the tokens that cannot come next.
-    """
+    """Forbidden sequences of tokens: the last of each is masked once the others have been chosen."""
 
     def __init__(self, tables: TokenTables) -> None:
         self._tables = tables
-        self._recent = b""
-        self.forbidden = tables.forbidden
+        self._recent = b""  # tokens, the newest first
+        self._begun = NONE_BEGUN
 
     def consume(self, token_id: int) -> None:
         """Advance past the token that was chosen."""
-        tables = self._tables
-        if not tables.longest_beginning:
-            return
-        recent = self._recent = (self._recent + token_bytes((token_id,)))[-tables.longest_beginning :]
-        last = [last for before, last in tables.longer_words.get(token_id, ()) if recent.endswith(before)]
-        self.forbidden = tables.forbidden | tables.words(tuple(last)) if last else tables.forbidden
+        words = self._tables.bad_words
+        if words.longest:
+            self._recent = (token_bytes((token_id,)) + self._recent)[: words.longest]
+            self._begun = words.longest_begun(self._recent)
+
+    def permitted(self, allowed: Words) -> Words:
+        """`allowed` but for the tokens that cannot come next; it may be all sequences'."""
+        return self._tables.permitted(allowed, self._begun)
 
     def branch(self) -> BadWords:
         """A copy that goes its own way."""
@@ -91,7 +89,7 @@ class TokenConstraint:
 
     def _permitted(self, allowed: Words) -> Words:
         """`allowed` without the tokens that would complete a bad word."""
-        return self._tables.without(allowed, self._bad_words.forbidden)
+        return self._bad_words.permitted(allowed)
 
     def _limited(self, mask: Words) -> Words:
         """The mask, or the end of the reasoning alone where that is due."""
@@ -150,7 +148,7 @@ class GrammarConstraint(TokenConstraint):
         if self._section_token_id is not None:
             self.apply_mask(self._first_mask)
             section = self._tables.words((self._section_token_id,))
-            self.mask |= section & self._before & ~self._bad_words.forbidden
+            self.mask |= self._permitted(section & self._before)
         elif self._start_token_id is not None:
             self.mask = self._limited(self._permitted(self._before))
         else:
@@ -195,7 +193,7 @@ class GrammarConstraint(TokenConstraint):
 
     def apply_mask(self, words: Words) -> None:
         """Set the mask from the grammar's own, whose vocabulary may be larger."""
-        mask = words[: len(self._allowed)] & self._allowed & ~self._bad_words.forbidden
+        mask = self._permitted(words[: len(self._allowed)] & self._allowed)
         if (limited := self._limited(mask) & mask).any():  # a grammar of tool calls has the reasoning in it
             mask = limited
         self.mask = mask

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 
 Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint32]]  # bit id % 32 of word id // 32 stands for a token
 
+NONE_BEGUN = -1
 TOKEN_BYTES = array("i").itemsize
 MAX_KNOWN_SETS = 64  # that the sequences of a request share; each has as many bits as the vocabulary
 
@@ -23,8 +26,7 @@ class TokenTables:
         allowed: [ceil(vocab_size / 32)]
         forbidden: [ceil(vocab_size / 32)]; bad words of one token.
         end_of_reasoning: [ceil(vocab_size / 32)]; what ends it, where there is a budget of it; else nothing.
-        longer_words: the other bad words by their last token but one: the bytes of all but the last, and the last.
-        longest_beginning: most bytes of a bad word before its last token.
+        bad_words: the longer ones.
     """
 
     def __init__(self, params: SamplingParams, vocab_size: int) -> None:
@@ -33,13 +35,10 @@ class TokenTables:
         self.allowed = every_token(vocab_size) if allowed is None else token_words(allowed, vocab_size)
         self.forbidden = token_words([word[0] for word in words if len(word) == 1], vocab_size)
         self.end_of_reasoning = token_words([] if budget is None else [budget.end_token_id], vocab_size)
-        self.longer_words: dict[int, list[tuple[bytes, int]]] = {}
-        for word in words:
-            if len(word) > 1:
-                self.longer_words.setdefault(word[-2], []).append((token_bytes(word[:-1]), word[-1]))
-        self.longest_beginning = max((TOKEN_BYTES * (len(word) - 1) for word in words), default=0)
-        self._permitted = self.allowed & ~self.forbidden
-        self._permitted.flags.writeable = False  # the mask of many sequences
+        self._usually = self.allowed & ~self.forbidden
+        self._usually.flags.writeable = False  # the mask of many sequences
+        self._permitted: WeakValueDictionary[int, Words] = WeakValueDictionary({NONE_BEGUN: self._usually})
+        self.bad_words = LongerBadWords(words)
         self._known: dict[tuple[int, ...], Words] = {}
 
     def words(self, token_ids: tuple[int, ...]) -> Words:
@@ -52,11 +51,69 @@ class TokenTables:
             found.flags.writeable = False
         return found
 
-    def without(self, allowed: Words, forbidden: Words) -> Words:
-        """`allowed` but for `forbidden`; it may be all sequences'."""
-        if allowed is self.allowed and forbidden is self.forbidden:
-            return self._permitted
-        return allowed & ~forbidden
+    def permitted(self, allowed: Words, begun: int) -> Words:
+        """`allowed` but for what completes a bad word, of which the longest that has begun is `begun`.
+
+        It may be all sequences': see `LongerBadWords`.
+        """
+        if allowed is not self.allowed:
+            return self._without_last_tokens(allowed & ~self.forbidden, begun)
+        found = self._permitted.get(begun)
+        if found is None:
+            found = self._permitted[begun] = self._without_last_tokens(self._usually.copy(), begun)
+            found.flags.writeable = False
+        return found
+
+    def _without_last_tokens(self, words: Words, begun: int) -> Words:
+        if begun != NONE_BEGUN:
+            places, bits = self.bad_words.last_tokens(begun)
+            words[places] &= ~bits
+        return words
+
+
+class LongerBadWords:
+    """Bad words of two tokens or more: which are complete but for their last token.
+
+    Their beginnings are kept backwards and in order: those that a text ends with are one's own beginnings. The text,
+    backwards, comes right behind the longest of them and those that start with it.
+    """
+
+    def __init__(self, words: Iterable[Sequence[int]]) -> None:
+        lasts: dict[bytes, list[int]] = {}
+        for word in words:
+            if len(word) > 1:
+                lasts.setdefault(token_bytes(word[-2::-1]), []).append(word[-1])
+        self._backwards = sorted(lasts)
+        self._lasts = [lasts[each] for each in self._backwards]
+        self._chains: list[tuple[int, ...]] = []  # of each: which it starts with, from the shortest to itself
+        for number, each in enumerate(self._backwards):
+            chain = self._chains[-1] if number else ()
+            while chain and not each.startswith(self._backwards[chain[-1]]):
+                chain = chain[:-1]
+            self._chains.append((*chain, number))
+        self._last_tokens: list[tuple[Words, Words] | None] = [None] * len(self._backwards)
+        self.longest = max(map(len, self._backwards), default=0)  # bytes that decide
+
+    def longest_begun(self, recent: bytes) -> int:
+        """The number of the longest beginning that a text ends with; `recent` is its end, backwards."""
+        before = bisect_right(self._backwards, recent) - 1
+        if before < 0:
+            return NONE_BEGUN
+        chain = self._chains[before]
+        num_begun = bisect_left(chain, True, key=lambda number: not recent.startswith(self._backwards[number]))
+        return chain[num_begun - 1] if num_begun else NONE_BEGUN
+
+    def last_tokens(self, begun: int) -> tuple[Words, Words]:
+        """The last tokens of all words that have begun, of which this is the longest, as words that are not 0: where
+        each is, and what it is."""
+        found = self._last_tokens[begun]
+        if found is None:
+            token_ids = np.array([last for number in self._chains[begun] for last in self._lasts[number]], np.uint32)
+            places, inverse = np.unique(token_ids >> 5, return_inverse=True)
+            bits = np.zeros(len(places), np.uint32)
+            np.bitwise_or.at(bits, inverse, np.uint32(1) << (token_ids & 31))
+            found = self._last_tokens[begun] = (places, bits)
+        return found
 
 
 def token_bytes(token_ids: Iterable[int]) -> bytes:
