@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
 from tessera.app.http.json_pieces import PiecesResponse, json_of, json_pieces
-from tessera.app.http.json_reader import MAX_JSON_DEPTH, JsonError, parse_json
+from tessera.app.http.json_reader import MAX_JSON_DEPTH, JsonError, parse_in_pieces
 from tessera.app.http.limits import account_of
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
@@ -176,6 +176,21 @@ async def built_json(num_values: int, build: Callable[[], dict[str, Any]]) -> Re
     if num_values <= MAX_INLINE_VALUES:
         return Response(json_of(build()), media_type="application/json")
     return await built(num_values, lambda: PiecesResponse(json_pieces(build())))
+
+
+def parse_json(text: bytes) -> Any:
+    """What orjson makes of it; one that is large or may be deep is read in pieces.
+
+    Raises:
+        JsonError: it is not JSON.
+        InvalidRequestError: it is nested too deeply or has too many parts.
+    """
+    if len(text) > LARGE_BODY or _num_containers(text) > MAX_JSON_DEPTH:
+        return parse_in_pieces(text)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise JsonError(text, len(error.doc[: error.pos].encode())) from None
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

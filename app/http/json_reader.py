@@ -71,16 +71,13 @@ class _Piece:
         return (self.string[-1] if self.string else self.end) + 1
 
 
-def parse_json(text: bytes) -> Any:
-    """What orjson makes of it.
+def parse_in_pieces(text: bytes) -> Any:
+    """What orjson makes of it; it is not empty.
 
     Raises:
         JsonError: it is not JSON.
         InvalidRequestError: it is nested too deeply or has too many parts; nothing has been made of it.
     """
-    # One with fewer brackets cannot be nested that deeply: most are parsed at once.
-    if len(text) <= PIECE and text.count(b"{") + text.count(b"[") <= MAX_JSON_DEPTH:
-        return _load(text, 0, len(text), b"", b"")
     return _Building(text).of(list(_Cutting(text).pieces()))
 
 

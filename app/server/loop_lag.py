@@ -20,6 +20,7 @@ from tessera.engine.contract.stalls import (
 
 INTERVAL = 0.1  # seconds between two looks
 LOOKS_PER_LIMIT = 4
+LEAST_LATE = 0.005  # seconds; less may be the timer's, or a few turns of other threads
 PATIENCE = 1.0  # seconds after which a look checks whether it has been told to stop
 
 
@@ -73,7 +74,7 @@ class LoopLag:
                 break
             late = time.perf_counter() - due - (clock.times().waited - waited)
             # The interpreter's lock was not to be had, for the loop no more than for this thread.
-            self._look(own, computed, late if late > interval else 0.0)
+            self._look(own, computed, late if late > LEAST_LATE else 0.0)
         self._clock.close()
         clock.close()
 

@@ -21,8 +21,7 @@ from openai.types import Batch
 
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import ServedModels
-from tessera.app.http.body import LARGE_BODY
-from tessera.app.http.json_reader import parse_json
+from tessera.app.http.body import LARGE_BODY, parse_json
 from tessera.app.openai.batches import input_file, output_files, run, runner
 from tessera.app.openai.batches.tables import (
     BATCHES_SCHEMA,

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tessera.app.http import json_reader
-from tessera.app.http.json_reader import JsonError, parse_json
+from tessera.app.http import body, json_reader
+from tessera.app.http.body import parse_json
+from tessera.app.http.json_reader import JsonError
 
 THOROUGH = settings(
     max_examples=100, deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck)
@@ -62,6 +63,7 @@ JSON = st.recursive(SCALAR, containers, max_leaves=30)
 @contextmanager
 def small_pieces(size: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "LARGE_BODY", size)
         patch.setattr(json_reader, "PIECE", size)
         patch.setattr(json_reader, "STRING_PART", 17 + size)
         yield

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.app.http.json_reader import JsonError, parse_json
+from tessera.app.http.body import parse_json
+from tessera.app.http.json_reader import JsonError
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_ERRORS = 100  # of one file that are reported
