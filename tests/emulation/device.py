@@ -130,7 +130,8 @@ class EmulatedDevice(CpuDevice):
         )
         if error is not None:
             message = PLACE.sub(lambda found: source_lines(loaded._name, found[1]), error.decode())
-            raise EmulationError(f"{spec.instantiation(template)}, {config}: {message}")
+            seed = os.environ.get("EMULATED_SEED", "0")
+            raise EmulationError(f"{spec.instantiation(template)}, {config}, EMULATED_SEED={seed}: {message}")
 
 
 class EmulatedLaunch(NamedTuple):

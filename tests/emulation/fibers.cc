@@ -203,7 +203,7 @@ void run_block(Cluster& cluster, int rank, uint3 index, uint3 grid, uint3 size) 
   own.barrier = {};
   std::fill_n(own.named, NAMED_BARRIERS, Barrier{});
   own.mbarriers.clear(), own.atomics.clear();
-  own.in_flight.clear();
+  own.in_flight.begin_block(seed, (index.z * grid.y + index.y) * grid.x + index.x);
   own.warpgroups.assign((threads + WARPGROUP - 1) / WARPGROUP, {});
   own.free_registers = 0;
   own.running = threads;
@@ -244,12 +244,9 @@ void run_block(Cluster& cluster, int rank, uint3 index, uint3 grid, uint3 size) 
       resume(fiber);
       if (failed) break;
     }
+    if (!failed) moved |= own.in_flight.end_round();
     if (!moved && !failed && !own.in_flight.empty()) {
-      // What was started first or last: nothing orders copies.
-      const auto next = last_first ? own.in_flight.end() - 1 : own.in_flight.begin();
-      const auto copy = std::move(*next);
-      own.in_flight.erase(next);
-      copy();
+      own.in_flight.land_any();
       moved = true;
     }
     if (!moved && watch.nobody_can_go_on(rank)) fail("threads wait for some that never come" + who_waits());
@@ -268,9 +265,9 @@ void run_block(Cluster& cluster, int rank, uint3 index, uint3 grid, uint3 size) 
   cluster.idle_rounds[rank] = OVER;
 }
 
-bool asked_for(const char* variable, const char* wanted) {
+std::string asked(const char* variable) {
   const char* const value = std::getenv(variable);
-  return value != nullptr && std::strcmp(value, wanted) == 0;
+  return value == nullptr ? "" : value;
 }
 
 }  // namespace
@@ -303,8 +300,9 @@ const char* run(uint3 grid, uint3 size, unsigned shared, unsigned cluster_size,
                 std::function<void()> kernel) {
   if (shared > SHARED_BYTES) return "more shared memory than a block may have";
   failed = false;
-  late_copies = WATCHED || asked_for("EMULATED_LATE_COPIES", "1");
-  last_first = asked_for("EMULATED_ORDER", "last_first");
+  late_copies = WATCHED || asked("EMULATED_LATE_COPIES") == "1";
+  last_first = asked("EMULATED_ORDER") == "last_first";
+  seed = std::atoi(asked("EMULATED_SEED").c_str());
   body = kernel;
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {

@@ -3,8 +3,8 @@
 // A block's fibers run one after another, each until it waits for others, in the order that EMULATED_ORDER
 // says (first_first, last_first): without a barrier that it needs, a kernel gives different results in the
 // two. Where threads wait for some that never come, the launch fails and says where. What a kernel starts and
-// waits for later, copies and products, is done at once, or with EMULATED_LATE_COPIES=1 only when it must:
-// when a thread waits for it, or what TMA copies when no thread can go on.
+// waits for later, copies and products, is done at once, or with EMULATED_LATE_COPIES=1 only when a thread
+// waits for it. What TMA copies lands after a random time, drawn anew for each EMULATED_SEED.
 #pragma once
 
 #include <setjmp.h>
@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "in_flight.h"
 #include "mbarrier.h"
 #include "product.h"
 #include "types.h"
@@ -149,7 +150,7 @@ struct Block {
   Barrier barrier, named[NAMED_BARRIERS];
   std::map<std::uint32_t, Mbarrier> mbarriers;  // by address
   std::map<std::uint32_t, Order> atomics;       // by address
-  std::deque<std::function<void()>> in_flight;  // what TMA is to copy
+  CopiesInFlight in_flight;                     // by TMA
   unsigned free_registers = 0;
   unsigned running = 0;
   int rank = 0;
@@ -164,6 +165,7 @@ alignas(MOST_ALIGNED) inline thread_local unsigned char shared_bytes[SHARED_BYTE
 inline thread_local std::size_t dynamic_bytes = 0;
 inline std::size_t dynamic_begin = 0;  // in `shared_bytes`: no more aligned than the kernel asks for
 inline bool late_copies = false, last_first = false;
+inline unsigned seed = 0;
 
 Calls find_calls();                        // that lead here
 std::string place_of(const Calls& calls);  // for messages: addresses in the library

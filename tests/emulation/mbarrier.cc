@@ -44,7 +44,7 @@ void make_mbarrier(std::uint32_t address, unsigned arrivals) {
     barrier.bytes = 0;
     barrier.phase = 0;
     barrier.published = false;
-    barrier.order = barrier.ended = {};
+    barrier.order = barrier.ended = barrier.ended_before = {};
     fits = all.size() <= MOST_MBARRIERS;
   }
   if (!fits) fail("more mbarriers in a block than are watched");
@@ -59,11 +59,15 @@ bool try_wait(std::uint32_t address, unsigned parity) {
   if (late_copies && !waited->has_ended(parity) && !std::exchange(self->timed_out, true)) return false;
   self->timed_out = false;
   wait_for([waited, parity] { return waited->has_ended(parity); });
-  Order order;
+  Order order, before;
   {
     const std::lock_guard guard(block->cluster->lock);
     order = waited->ended;
+    before = waited->ended_before;
   }
+  // By parity alone a phase is the same as that two before it: who has not heard that the one between has
+  // ended may come before its end, and the wait then returns at once.
+  if (!is_known(before)) fail("a wait by parity that may return two phases too early");
   follow(order);
   return true;
 }

@@ -17,6 +17,7 @@ struct Mbarrier {
   unsigned number = 0;             // among the block's
   bool published = false;          // by fence.mbarrier_init
   Order order, ended;              // of this phase's arrivals, and of those before it
+  Order ended_before;              // of those before the last that has ended
 
   // Whether the phase of this parity has ended: on a fresh barrier that of parity 1 has.
   bool has_ended(unsigned parity) const { return (phase & 1) != parity; }
@@ -45,6 +46,7 @@ struct Mbarrier {
   void end_phase_if_all_is_there() {
     if (missing > 0 || bytes != 0) return;
     missing = expected;
+    ended_before = ended;
     ended = order;
     order = copied(ended);  // who arrives later passes on what those before passed on, too
     ++phase;

@@ -66,6 +66,20 @@ void release_weakly(Order& order) { pass_on(order, true); }
 void follow(const Order& order) { learn(order, Clock::KINDS); }
 void follow_weakly(const Order& order) { learn(order, 1); }
 
+bool is_known(const Order& order) {
+  static thread_local std::shared_ptr<const Clock> seen, known;  // to whoever has seen it
+  const Moment& own = self->moment;
+  if (order.clock == nullptr || (order.clock == known && own.seen == seen)) return true;
+  bool to_all = true;
+  for (unsigned i = 0; i < order.clock->actors(); ++i) {
+    if (order.clock->at(Clock::WEAK, i) <= (own.seen == nullptr ? 0 : own.seen->at(Clock::WEAK, i))) continue;
+    if (i != own.actor) return false;
+    to_all = false;
+  }
+  if (to_all) seen = own.seen, known = order.clock;
+  return true;
+}
+
 void fence_proxy() {
   Moment& own = self->moment;
   own.fenced = own.epoch++;

@@ -31,8 +31,9 @@ void release(Order& order);         // what this thread has done and knows is pa
 void release_weakly(Order& order);  // only that it is done: enough for copies over what products have read
 void follow(const Order& order);
 void follow_weakly(const Order& order);
-void fence_proxy();  // what this thread knows of plain writes the asynchronous proxy sees
-Moment moment();     // now; what the thread does later comes after it
+bool is_known(const Order& order);  // whether this thread knows that all of it is done
+void fence_proxy();                 // what this thread knows of plain writes the asynchronous proxy sees
+Moment moment();                    // now; what the thread does later comes after it
 void note_arrival_of_copy(Order& order, unsigned actor, unsigned epoch);
 Order copied(const Order& order);
 
@@ -60,6 +61,7 @@ inline void release(Order&) {}
 inline void release_weakly(Order&) {}
 inline void follow(const Order&) {}
 inline void follow_weakly(const Order&) {}
+inline bool is_known(const Order&) { return true; }
 inline void fence_proxy() {}
 inline Moment moment() { return {}; }
 inline void note_arrival_of_copy(Order&, unsigned, unsigned) {}

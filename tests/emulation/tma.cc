@@ -1,4 +1,4 @@
-// What TMA copies, from when a thread starts it to when it lands.
+// Copies by TMA: what is checked when a thread starts one, and what it does when it lands.
 
 #include "tma.h"
 
@@ -22,15 +22,6 @@ void fail_copy(const BulkCopy& copy, const std::string& what) {
 }
 
 BulkCopy begin_copy() { return {block->rank, moment(), find_calls(), trace()}; }
-
-// Does it now, or when no thread of the block can go on.
-void run_copy(std::function<void()> copy) {
-  if (late_copies) {
-    block->in_flight.push_back(std::move(copy));
-  } else {
-    copy();
-  }
-}
 
 // Bytes have landed in block `rank`, where `landed` notes them: they count towards the mbarrier there.
 template <typename Landed>
@@ -79,15 +70,16 @@ void start_box(std::uint32_t to, std::uint64_t map_address, std::initializer_lis
   if (blocks == ONLY_THIS) blocks = 1u << rank_of(to);
   if (blocks == 0 || blocks >> block->cluster->shared.size() != 0) fail("a copy to blocks that do not exist");
   std::vector<std::int32_t> box(coordinates);
-  run_copy([=, copy = begin_copy()] {
-    for (int rank = 0; rank < static_cast<int>(block->cluster->shared.size()); ++rank) {
-      if (!(blocks >> rank & 1)) continue;
+  const BulkCopy copy = begin_copy();
+  for (int rank = 0; rank < static_cast<int>(block->cluster->shared.size()); ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    block->in_flight.start([=] {
       land(copy, rank, barrier, bytes, [&](const BulkAccess& access) {
         note_bulk(access, memory_of(rank) + offset_of(to), bytes, true);
         map.copy_box(memory_of(rank), offset_of(to), box.data());
       });
-    }
-  });
+    });
+  }
 }
 void start_bulk(std::uint32_t to, std::uint32_t from, unsigned bytes, std::uint32_t barrier) {
   if (bytes % 16 != 0) fail("a bulk copy of bytes that are no multiple of 16");
@@ -96,7 +88,7 @@ void start_bulk(std::uint32_t to, std::uint32_t from, unsigned bytes, std::uint3
   }
   if (rank_of(to) != rank_of(barrier)) fail("a bulk copy that counts in another block than it goes to");
   const int rank = rank_of(to);
-  run_copy([=, copy = begin_copy()] {
+  block->in_flight.start([=, copy = begin_copy()] {
     unsigned char* const source = memory_of(copy.from_rank) + offset_of(from);
     unsigned char* const target = memory_of(rank) + offset_of(to);
     land(copy, rank, barrier, bytes, [&](const BulkAccess& access) {
