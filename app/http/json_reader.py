@@ -14,7 +14,7 @@ import orjson
 from tessera.engine.contract.errors import InvalidRequestError
 
 MAX_JSON_DEPTH = 64
-MAX_JSON_CONTAINERS = 2**17  # objects and lists of one body
+MAX_JSON_CONTAINERS = 2**16  # objects and lists of one body
 MAX_JSON_VALUES = 2**20 + 2**16
 MAX_JSON_STRINGS = 2**18  # a dict of twice as many keys is enlarged in one go, for 30 ms
 MAX_JSON_RUN = 2**19  # bytes without a comma that are no string's value: a key, a number or spaces
