@@ -25,6 +25,7 @@ from tessera.app.store.objects import ObjectTable, StoreLimits
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.engine.contract.errors import ConfigError
+from tests.support.descriptors import num_open
 from tests.support.disks import small_disk
 from tests.support.paths import ROOT
 
@@ -275,11 +276,11 @@ def test_a_damaged_database_is_unavailable_and_leaves_no_descriptors(tmp_path: P
     store = Store(tmp_path / "data")
     with pytest.raises(StoreUnavailableError):
         ids(store, NOTES)
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_open()
     for _ in range(10):
         with pytest.raises(StoreUnavailableError):
             ids(store, NOTES)
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert num_open() <= before
     (tmp_path / "data" / "store.sqlite").unlink()
     insert(store, NOTES, "a")
     assert ids(store, NOTES) == ["a"]

@@ -20,6 +20,7 @@ from tessera.app.store.errors import StoreFullError, StoreQuotaError, StoreUnava
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.objects import OBJECTS, ObjectTable, StoredObject, StoreLimits, delete_expired, drop_content
 from tessera.app.store.store import Store, store_of
+from tests.support.descriptors import num_open
 from tests.support.http_fixtures import settings_for, write_model_folder
 
 NO_LIMITS = StoreLimits(10**9, None)
@@ -216,7 +217,7 @@ def test_a_content_that_was_dropped_is_removed_once(database: Database) -> None:
 
 def test_a_temporary_store_goes_with_its_end() -> None:
     async def use() -> Path:
-        before = len(os.listdir("/proc/self/fd"))
+        before = num_open()
         store = Store(None)
         assert store.is_temporary
         assert store_of(SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(store=store)))) is store  # type: ignore[arg-type]
@@ -226,7 +227,7 @@ def test_a_temporary_store_goes_with_its_end() -> None:
         assert folder.stat().st_mode & 0o777 == 0o700
         assert await store.with_locks(lambda locks: locks.try_lock(3)) is True
         await store.close()
-        assert len(os.listdir("/proc/self/fd")) == before, "the database and the locks are closed"
+        assert num_open() == before, "the database and the locks are closed"
         with pytest.raises(StoreUnavailableError, match="shutting down"):
             await store.query(lambda db: None)
         return folder.parent

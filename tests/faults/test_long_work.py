@@ -243,7 +243,7 @@ def test_fault_stalls_small_bodies_of_many_objects_are_worked_on_in_a_thread(
     [
         b'{"prompt": [' + b"12345," * 2**18 + b"1]}",
         b'{"input": [' + (b"[" + b"12345," * 2**10 + b"1],") * 2**8 + b"[]]}",
-        b'{"a": {"b": [' + b'{"c": [], "d": "e"},' * 2**15 + b"1]}}",
+        b'{"a": {"b": [' + b'{"c": [], "d": "e"},' * (2**15 - 8) + b"1]}}",
         b"{" + b"".join(b'"%d": 1,' % key for key in range(2**17)) + b'"a": "b"}',
         b'{"prompt": "' + b'\\", []' * 2**18 + b'"}',
     ],
