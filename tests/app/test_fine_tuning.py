@@ -71,7 +71,7 @@ def tuning_server(
         "fine_tuning_share": share,
     } | changes
     with (
-        patch("tessera.app.openai.fine_tuning.job_run.num_cpus", lambda: 1),
+        patch("tessera.app.openai.fine_tuning.job_run.num_cores", lambda: 1),
         serve(engine or FakeClient(always(HELLO)), settings_for(model, **settings)) as url,
     ):
         yield url
