@@ -179,7 +179,7 @@ async def built_json(num_values: int, build: Callable[[], dict[str, Any]]) -> Re
 
 
 def parse_json(text: bytes) -> Any:
-    """What orjson makes of it; one that is large or may be deep is read in pieces.
+    """Parse JSON as orjson does; a large or perhaps deep text in pieces.
 
     Raises:
         JsonError: it is not JSON.

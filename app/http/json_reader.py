@@ -37,7 +37,7 @@ _Opened = tuple[int, _Span]  # a bracket, and the key before it if it is in an o
 
 
 class JsonError(ValueError):
-    """What is not JSON, and where."""
+    """A text is not JSON; says at which line and column."""
 
     def __init__(self, text: bytes, position: int) -> None:
         line_start = text.rfind(b"\n", 0, position) + 1
@@ -72,7 +72,7 @@ class _Piece:
 
 
 def parse_in_pieces(text: bytes) -> Any:
-    """What orjson makes of it; it is not empty.
+    """Parse a text, which is not empty, as orjson does, but in pieces.
 
     Raises:
         JsonError: it is not JSON.

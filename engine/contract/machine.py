@@ -1,4 +1,4 @@
-"""What the machine, or the container, lets us have."""
+"""Memory and cores that the machine, or the container, leaves to this process."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class ThreadClock:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the threads of Python were doing, and their times, at a moment of a stall or before it.
+    """Stacks and times of the threads of Python, at a moment of a stall or before it.
 
     Attributes:
         request: that the held-up thread works on, if its frames tell.
@@ -117,7 +117,7 @@ class Sight:
 
 
 def sight_of(ident: int) -> Sight:
-    """What is seen of a thread that is held up, and of all others but the caller's."""
+    """The stacks of a thread that is held up and of all others but the caller's, and the times of all."""
     times = _times_of_threads()
     frames = sys._current_frames()
     frame = frames.pop(ident, None)

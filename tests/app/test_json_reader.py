@@ -70,7 +70,7 @@ def small_pieces(size: int) -> Iterator[None]:
 
 
 def read(parse: Any, text: bytes) -> str:
-    """What is made of it, with the order of keys; or that nothing is."""
+    """The value, with the order of its keys, or that there is none."""
     try:
         return repr(parse(text))
     except (JsonError, orjson.JSONDecodeError):

@@ -87,7 +87,7 @@ def ring_device(folder: Path) -> EmulatedDevice:
 
 
 def complaint(device: EmulatedDevice, stages: int, steps: int = STEPS) -> str:
-    """What is wrong with a launch; nothing if its results are right."""
+    """The error of a launch; empty if its results are right."""
     out = from_numpy(np.zeros((steps, LINE), float32), CPU)
     try:
         device.launch(RING, (str(stages),), LaunchConfig((1, 1, 1), (THREADS, 1, 1)), RingParams(out, steps))

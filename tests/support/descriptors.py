@@ -1,4 +1,4 @@
-"""What this process holds open."""
+"""Descriptors that this process has open."""
 
 from __future__ import annotations
 

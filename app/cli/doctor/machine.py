@@ -46,7 +46,7 @@ def _python() -> Check:
 def _cpu() -> Check:
     cores, quota = num_cores(), core_quota()
     name = _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
-    limited = "" if quota is None else f" by the container's limit of {quota:g}"
+    limited = "" if quota is None else f", limited to {quota:g} by the container"
     status: Status = "ok" if cores >= 2 else "warning"
     advice = "" if cores >= 2 else "HTTP work and the engine share one core"
     return Check(GROUP, "CPU", status, f"{name}, {cores} cores{limited}", advice)
