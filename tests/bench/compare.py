@@ -1,28 +1,34 @@
-"""Loads of two checkouts in turn on one machine: `python -m tests.bench.compare BASE --rounds 2 --repeats 3`.
+"""Loads of two checkouts side by side on one machine: `python -m tests.bench.compare BASE --repeats 3`.
 
-BASE is a folder with another commit of the project. Each round measures its server, then this checkout's, so that a
-slow drift of the machine falls on both. The client is this checkout's for both: BASE's might take its times elsewhere.
+BASE is a folder with another commit of the project. Both servers stay up and are given each load in turn, so that a
+slow drift of the machine falls on both; the one that waits has nothing to do. The client is this checkout's for both:
+BASE's might take its times elsewhere.
 
 Streams that begin together stay together, and whether the middle one's prompt is in the first step or in the second
 is chance: of one commit, median first tokens differ by half. So each load runs several times, and each change has its
-standard error. The last line is JSON, in percent: the worst change, and the worst of what remains of a change when two
-standard errors are taken off.
+standard error. With `--seconds` as many runs count as there was time for. The last line is JSON, in percent: the worst
+change, and the worst of what remains of a change when two standard errors are taken off.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
-import subprocess
-import sys
+import tempfile
+import time
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tests.bench.models import CONFIGS
+from tests.bench.serve import LOADS, Load, measure_load, model_server, of_streams
 from tests.support.paths import ROOT
 
 FIGURES = {
@@ -32,15 +38,31 @@ FIGURES = {
     "ready_seconds": "ready s",
 }
 HIGHER_IS_BETTER = {"output_throughput"}
+HALF, BOTH = "0.45", "0.9"  # of the GPU's memory in use once the server is up: of BASE's, and of both
 
 
-def measure(checkout: Path, output: Path, arguments: list[str]) -> list[dict[str, Any]]:
-    """Rows of the loads of the server in `checkout`."""
-    output.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "tests.bench", "--only", "loads", "--output", str(output), *arguments]
-    with (output / "log").open("wb") as log:
-        subprocess.run([*command, "--checkout", str(checkout)], cwd=ROOT, check=True, stdout=log, stderr=log)
-    rows: list[dict[str, Any]] = json.loads((output / "bench.json").read_text())["loads"]
+def measure(
+    model: str, loads: tuple[Load, ...], options: argparse.Namespace, deadline: float, number: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of the loads of both servers, as many of the one as of the other."""
+    rows: tuple[list[dict[str, Any]], list[dict[str, Any]]] = [], []
+    with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as servers:
+        sides = []
+        for name, checkout, share in (("base", options.base.resolve(), HALF), ("own", ROOT, BOTH)):
+            log = options.output / f"{name}-{model}-{number}.log"
+            memory = () if "cpu" in options.server else ("--gpu-memory-utilization", share)
+            server = model_server(model, loads, Path(work), log, *memory, *options.server, checkout=checkout)
+            sides.append(servers.enter_context(server))
+        for repeat, (place, load) in product(range(options.repeats), enumerate(loads)):
+            if rows[0] and time.monotonic() > deadline:
+                break
+            found: dict[int, dict[str, Any]] = {}
+            for side in (0, 1) if repeat % 2 == 0 else (1, 0):
+                url, ready_seconds = sides[side]
+                measured = measure_load(url, model, load, repeat * len(loads) + place)
+                found[side] = {"ready_seconds": ready_seconds, **measured}
+            for side, row in found.items():
+                rows[side].append(row)
     return rows
 
 
@@ -58,7 +80,7 @@ def _standard_error(values: list[float]) -> float:
 def compared(base: list[list[dict[str, Any]]], own: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Means of each load's figures over all runs, and by how much this checkout is better, in percent, with errors."""
     rows = []
-    for load in dict.fromkeys(map(load_of, base[0])):
+    for load in dict.fromkeys(load_of(row) for rows_of_round in base for row in rows_of_round):
         for figure in FIGURES:
             before, after = (
                 [row[figure] for rows_of_round in rounds for row in _runs(rows_of_round, load, figure)]
@@ -97,20 +119,28 @@ def beyond_error(row: dict[str, Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.compare", description=__doc__)
     parser.add_argument("base", type=Path, help="folder of the other checkout")
-    parser.add_argument("--rounds", type=int, default=2, help="of both servers (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=1, help="of both servers (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="of each load of a server (%(default)s)")
     parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--streams", type=int, nargs="+", help="loads of so many streams")
+    parser.add_argument("--output-len", type=int, help="tokens of each answer, instead of the loads' own")
+    parser.add_argument("--num-prompts", type=int, help="of each load, instead of its own")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after them no run begins")
     parser.add_argument("--output", type=Path, default=Path(".out"))
-    options = parser.parse_args()
-    arguments = [word for name in options.model for word in ("--model", name)]
-    arguments += ["--repeats", str(options.repeats)]
-    if options.streams:
-        arguments += ["--streams", *map(str, options.streams)]
+    parser.add_argument("server", nargs="*", help="options of both servers, after --")
+    options = parser.parse_intermixed_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    loads = LOADS if options.streams is None else of_streams(LOADS, options.streams)
+    own_lengths = {"output_len": options.output_len, "num_prompts": options.num_prompts}
+    loads = tuple(replace(load, **{name: value for name, value in own_lengths.items() if value}) for load in loads)
+    models = options.model or list(CONFIGS)
+    begin = time.monotonic()
     base, own = [], []
-    for number in range(options.rounds):
-        base.append(measure(options.base.resolve(), options.output.resolve() / f"base{number}", arguments))
-        own.append(measure(ROOT, options.output.resolve() / f"own{number}", arguments))
+    for place, (number, model) in enumerate(product(range(options.rounds), models), 1):
+        deadline = begin + options.seconds * place / (options.rounds * len(models))
+        of_base, of_own = measure(model, loads, options, deadline, number)
+        base.append(of_base)
+        own.append(of_own)
     rows = compared(base, own)
     table = Table(
         "model", "streams", "in/out", "figure", "before", "after", "better %", "error %", "spread of before %"

@@ -153,35 +153,43 @@ def measure(
 
     `checkout`: of the server; the client is this one's.
     """
+    log = log_folder / f"serve-{name}.log"
+    with model_server(name, loads, work, log, *arguments, checkout=checkout) as (url, ready_seconds):
+        return [
+            {"ready_seconds": ready_seconds, **measure_load(url, name, load, number, sharing_gpus(arguments))}
+            for number, load in enumerate(loads)
+        ]
+
+
+def model_server(
+    name: str, loads: tuple[Load, ...], work: Path, log: Path, *arguments: str, checkout: Path = ROOT
+) -> contextlib.AbstractContextManager[tuple[str, float]]:
+    """A server of benchmark model `name` with room for each of `loads`."""
     max_model_len = str(max(load.input_len + load.output_len for load in loads) + 64)
     folder, options = prepare(name, work)
-    rows = []
-    log = log_folder / f"serve-{name}.log"
     options += ("--max-model-len", max_model_len, *arguments)
-    with server(folder, log, *options, checkout=checkout) as (url, ready_seconds):
-        for number, load in enumerate(loads):
-            # Seeds of their own: what one load has left in the prefix cache must not serve the next.
-            seeds = 2 * number, 2 * number + 1
-            warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=seeds[0])
-            arrival = Arrival(max_concurrency=load.concurrency)
-            run_load(url, name, warm_up, arrival, stream=load.stream)
-            workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
-            summary = run_load(url, name, workload, arrival, stream=load.stream)
-            floor = step_bytes(name, load.concurrency) / (READ_BANDWIDTH * sharing_gpus(arguments))
-            share = floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0
-            rows.append(
-                {
-                    "model": name,
-                    "concurrency": load.concurrency,
-                    "input_len": load.input_len,
-                    "output_len": load.output_len,
-                    "stream": load.stream,
-                    "ready_seconds": ready_seconds,
-                    "weight_read_share": share,
-                    **summary,
-                }
-            )
-    return rows
+    return server(folder, log, *options, checkout=checkout)
+
+
+def measure_load(url: str, name: str, load: Load, number: int, num_gpus: int = 1) -> dict[str, Any]:
+    """Run a load after one short warm-up. `number`: of those that a server is given."""
+    # Seeds of their own: what one load has left in the prefix cache must not serve the next.
+    seeds = 2 * number, 2 * number + 1
+    warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=seeds[0])
+    arrival = Arrival(max_concurrency=load.concurrency)
+    run_load(url, name, warm_up, arrival, stream=load.stream)
+    workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
+    summary = run_load(url, name, workload, arrival, stream=load.stream)
+    floor = step_bytes(name, load.concurrency) / (READ_BANDWIDTH * num_gpus)
+    return {
+        "model": name,
+        "concurrency": load.concurrency,
+        "input_len": load.input_len,
+        "output_len": load.output_len,
+        "stream": load.stream,
+        "weight_read_share": floor * 1e3 / summary["median_tpot_ms"] if summary["median_tpot_ms"] else 0.0,
+        **summary,
+    }
 
 
 def measure_start(name: str, work: Path, log_folder: Path) -> list[dict[str, Any]]:

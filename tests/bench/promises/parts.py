@@ -125,7 +125,7 @@ PARTS: Final = (
     ),
     Part(
         "loads beside the base",
-        (PYTHON, "-m", "tests.bench.compare", BASE, "--rounds", "2", "--output", OUTPUT),
+        (PYTHON, "-m", "tests.bench.compare", BASE, "--seconds", "700", "--output", OUTPUT),
         800,
         (Figure("worst change beyond two standard errors, %", line("beyond_error"), at_least=-2),),
         alone=True,
