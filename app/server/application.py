@@ -21,7 +21,7 @@ from tessera.app.anthropic.errors import ANTHROPIC
 from tessera.app.engines.engines import Engines
 from tessera.app.generate.sealing import Seal
 from tessera.app.generate.served_models import HoldMiddleware, ServedModels
-from tessera.app.http.access_log import RequestIdMiddleware
+from tessera.app.http.access_log import RequestIdMiddleware, RequestLog
 from tessera.app.http.auth import AuthMiddleware, OriginMiddleware
 from tessera.app.http.counts import HttpCounts
 from tessera.app.http.error_handlers import install_error_handlers
@@ -245,7 +245,8 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after", "traceresponse", *RATE_LIMIT_HEADERS),
         )
-    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA))
+    app.state.request_log = RequestLog()
+    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA), log=app.state.request_log)
     if settings.otlp_traces_endpoint is not None:
         check_packages()
         from tessera.app.tracing.middleware import TracingMiddleware

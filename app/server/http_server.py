@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from fastapi.routing import _IncludedRouter
 
 from tessera.app.engines.engines import Engines
+from tessera.app.http.access_log import RequestLog
 from tessera.app.http.counts import HttpCounts
 from tessera.app.keys.api_key import AcceptedKeys
 from tessera.app.keys.key_ring import KeyRing
@@ -38,6 +39,7 @@ logger = logging.getLogger("tessera.serve")
 
 TICKS_BETWEEN_SWEEPS = 10
 DRAIN_POLL = 0.1  # seconds
+LINE_DELAY = 0.001  # seconds from the end of a request to its log line
 LAST_WORDS = 1.0  # seconds for errors after the drain
 SWITCH_INTERVAL = 0.0005  # seconds; a thread that renders or encodes waits so long for a busy event loop, several times
 READ_SECONDS = 0.002  # for what connections have received, in one pass of the event loop
@@ -211,6 +213,7 @@ class HttpServer(BoundedServer):
         self._http_counts: HttpCounts = app.state.http_counts
         self._key_ring: KeyRing | None = app.state.key_ring
         self._log_stalls = settings.log_stalls
+        self._request_log: RequestLog = app.state.request_log
         self.garbage = OldGarbage()
         super().__init__(
             app,
@@ -224,6 +227,7 @@ class HttpServer(BoundedServer):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         share_interpreter()
+        self._request_log.delay = LINE_DELAY
         self._lag = LoopLag(self._http_counts.observe_lag, self._log_stalls)
         self._lag.start()
 
@@ -237,6 +241,8 @@ class HttpServer(BoundedServer):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
+        self._request_log.delay = 0.0
+        self._request_log.flush()
         self._lag.stop()
 
     def replace_keys(self, keys: AcceptedKeys) -> None:

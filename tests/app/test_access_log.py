@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from tessera.app.http.access_log import LINES_AT_A_TIME, RequestLog
 from tessera.app.http.counts import HttpCounts
 from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.engine.contract.errors import QueueFullError
@@ -177,3 +180,37 @@ def test_metrics_name_the_gpu_where_one_is_known(tmp_path: Path) -> None:
         assert f"\nvllm:{sample}\n" in text
     client.gpu = GpuUsage(3, 4, None)
     assert "utilization" not in call(client, settings, "GET", "/metrics").text
+
+
+def test_lines_that_wait_are_written_after_what_the_loop_has_to_do_some_at_a_time() -> None:
+    written: list[int | str] = []
+    log = RequestLog()
+    log.add(lambda: written.append("at once"))
+    log.delay = 1e-6
+    count = 2 * LINES_AT_A_TIME + 1
+
+    async def run() -> None:
+        for number in range(count):
+            log.add(partial(written.append, number))
+        assert written == ["at once"]
+        while len(written) < 1 + count:
+            before = len(written)
+            await asyncio.sleep(0)
+            assert len(written) - before <= LINES_AT_A_TIME
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert written == ["at once", *range(count)]
+
+
+def test_lines_that_wait_when_a_server_ends_are_written() -> None:
+    written: list[int] = []
+    log = RequestLog()
+    log.delay = 60.0
+
+    async def run() -> None:
+        for number in range(3):
+            log.add(partial(written.append, number))
+        log.flush()
+
+    asyncio.run(run())
+    assert written == [0, 1, 2]

@@ -42,7 +42,7 @@ from tessera.engine.contract.messages import (
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc import process as process_module
 from tessera.engine.ipc.loaded_engine import LoadedEngine
-from tessera.engine.ipc.process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess
+from tessera.engine.ipc.process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess, _wait, _wait
 from tests.support import stub_engine
 from tests.support.fake_client import INFO
 from tests.support.paths import ROOT
@@ -417,3 +417,21 @@ def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
         each.close()
     assert [len(output.prompt_logprobs or []) for output in outputs] == [2, 2, 2, 1]
     assert [output.token_ids for output in outputs] == [[], [], [], [2]]
+
+
+def test_a_thread_that_has_just_worked_looks_before_it_sleeps() -> None:
+    """It asks again and again without waiting, and only then lets itself be woken."""
+    asked: list[float | None] = []
+
+    class Poller:
+        def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+            asked.append(timeout)
+            return [] if timeout == 0 else [(3, 1)]
+
+    assert _wait(Poller(), 0.001) == [(3, 1)]  # type: ignore[arg-type]
+    assert len(asked) > 1
+    assert set(asked[:-1]) == {0}
+    assert asked[-1] is None
+    asked.clear()
+    assert _wait(Poller(), 0.0) == [(3, 1)]  # type: ignore[arg-type]
+    assert asked == [None]
