@@ -42,7 +42,7 @@ class RequestVerifier:
         self._verify_ids(prompt, "prompt")
 
     def _verify_ids(self, prompt: TokenIds, param: str) -> None:
-        if np.frombuffer(prompt, np.uint32).max() >= self._vocab_size:  # negative ids are beyond every vocabulary
+        if np.asarray(prompt).astype(np.uint64).max() >= self._vocab_size:  # negative ids are beyond every vocabulary
             wrong = next(token_id for token_id in prompt if not 0 <= token_id < self._vocab_size)
             raise InvalidRequestError(
                 f"the {param} has token id {wrong}, but ids go from 0 to {self._vocab_size - 1}", param=param
