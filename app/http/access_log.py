@@ -27,7 +27,7 @@ request_logger = logging.getLogger("tessera.request")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left before the response began
 MAX_PATH_LENGTH = 200
 MAX_CLIENT_ID_LENGTH = 512
-LINES_AT_A_TIME = 16  # in one pass of the event loop; each takes about a tenth of a millisecond
+LINES_AT_A_TIME = 4  # in one pass of the event loop; each takes about a tenth of a millisecond
 QUIET_PATHS = frozenset(
     {"/", "/health", "/ready", "/version", "/metrics", "/status.json", "/status/history.json"}
 )  # polled

@@ -24,7 +24,7 @@ STAGES = (
     Stage("app", "Read and check", "JSON to a typed request, every field bounded", ("app/openai/chat", "app/schema")),
     Stage("app", "Render and encode", "chat template, tokenizer", ("app/text",)),
     Stage("app", "Submit", "sampling parameters filled in", ("app/generate", "engine/ipc/client.py")),
-    Stage("engine", "Queue", "one message per request", ("engine/ipc/process.py",)),
+    Stage("engine", "Queue", "one message per request", ("engine/ipc/engine_process.py",)),
     Stage("engine", "Schedule a step", "tokens, KV blocks, prefix cache", ("engine/core/scheduler.py",)),
     Stage("engine", "Upload and launch", "one H2D copy, a CUDA graph", ("engine/runner/model_runner.py",)),
     Stage("engine", "Forward", "layers as ops, ops as kernels", ("engine/models/decoder.py", "engine/ops")),

@@ -77,6 +77,10 @@ class Compiler:
                 self.cache.store(key, cubin)
         return cubin
 
+    def work(self, program: Program) -> int:
+        """About how long it takes to compile, in no unit: the bytes of its sources for each kernel."""
+        return len(program.instantiations) * sum(len(file.text) for file in self._sources.of(program.file).values())
+
     @cached_property
     def version(self) -> tuple[int, int]:
         """NVRTC's (major, minor)."""

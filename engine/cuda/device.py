@@ -298,7 +298,8 @@ class CudaDevice(Device):
             done = 0
             workers = ThreadPoolExecutor(min(len(wanted), os.cpu_count() or 1) or 1, "nvrtc")
             try:
-                jobs = {workers.submit(self._compiler.compile, program): program for program in group_programs(wanted)}
+                programs = sorted(group_programs(wanted), key=self._compiler.work, reverse=True)  # the longest first
+                jobs = {workers.submit(self._compiler.compile, program): program for program in programs}
                 for job in as_completed(jobs):
                     cubin = job.result()
                     self._load(jobs[job], cubin.code, cubin.lowered_names)

@@ -57,6 +57,12 @@ def find_device(index: int = 0) -> FoundDevice:
         return FoundDevice(False, f"CUDA device {index} does not answer: {error}")
 
 
+def open_context(index: int = 0) -> None:
+    """Make the primary context of CUDA device `index`, if that can be used, and keep it for good."""
+    if find_device(index).usable:
+        check(driver.cuDevicePrimaryCtxRetain, check(driver.cuDeviceGet, index))
+
+
 def _examine(index: int) -> FoundDevice:
     version = check(driver.cuDriverGetVersion)
     if version < MIN_DRIVER_VERSION:

@@ -40,9 +40,9 @@ from tessera.engine.contract.messages import (
     request_address,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.ipc import process as process_module
+from tessera.engine.ipc import engine_process as process_module
+from tessera.engine.ipc.engine_process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess, _wait
 from tessera.engine.ipc.loaded_engine import LoadedEngine
-from tessera.engine.ipc.process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess, _wait, _wait
 from tests.support import stub_engine
 from tests.support.fake_client import INFO
 from tests.support.paths import ROOT

@@ -22,11 +22,11 @@ from tessera.engine.contract.heap import resident_bytes
 from tessera.engine.contract.messages import AddRequest, EngineReport, Sleep, Slept
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
-from tessera.engine.ipc import process as process_module
+from tessera.engine.ipc import engine_process as process_module
 from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.engine_process import EngineProcess
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.loaded_engine import LoadedEngine
-from tessera.engine.ipc.process import EngineProcess
 from tessera.engine.ipc.request_stream import RequestStream
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
 from tests.support import stub_engine

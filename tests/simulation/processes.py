@@ -27,9 +27,9 @@ from tessera.engine.contract.messages import (
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.ipc.adapter_loads import AdapterLoads
+from tessera.engine.ipc.engine_process import EngineProcess
 from tessera.engine.ipc.heartbeat import INTERVAL
 from tessera.engine.ipc.loaded_engine import LoadedEngine
-from tessera.engine.ipc.process import EngineProcess
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
 from tests.simulation.invariants import check_core

@@ -19,7 +19,7 @@ from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.ipc.client import EngineClient
-from tessera.engine.ipc.process import EngineProcess
+from tessera.engine.ipc.engine_process import EngineProcess
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tessera.engine.speculation.draft_keys import DraftKeys
