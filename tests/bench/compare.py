@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of each load of a server (%(default)s)")
     parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--streams", type=int, nargs="+", help="loads of so many streams")
+    parser.add_argument("--input-len", type=int, help="only loads whose prompts have so many tokens")
     parser.add_argument("--streamed", action="store_true", help="only loads whose answers are streamed")
     parser.add_argument("--output-len", type=int, help="tokens of each answer, instead of the loads' own")
     parser.add_argument("--num-prompts", type=int, help="of each load, instead of its own")
@@ -133,6 +134,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     loads = LOADS if options.streams is None else of_streams(LOADS, options.streams)
     loads = tuple(load for load in loads if load.stream or not options.streamed)
+    loads = tuple(load for load in loads if options.input_len in (None, load.input_len))
     own_lengths = {"output_len": options.output_len, "num_prompts": options.num_prompts}
     loads = tuple(replace(load, **{name: value for name, value in own_lengths.items() if value}) for load in loads)
     models = options.model or list(CONFIGS)
