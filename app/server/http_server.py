@@ -39,7 +39,7 @@ logger = logging.getLogger("tessera.serve")
 
 TICKS_BETWEEN_SWEEPS = 10
 DRAIN_POLL = 0.1  # seconds
-LINE_DELAY = 0.01  # seconds from the end of a request to its log line: later than the next request of its client
+LINE_DELAY = 0.002  # seconds from the end of a request to its log line; by then the engine mostly has the next one
 LAST_WORDS = 1.0  # seconds for errors after the drain
 SWITCH_INTERVAL = 0.0005  # seconds; a thread that renders or encodes waits so long for a busy event loop, several times
 READ_SECONDS = 0.002  # for what connections have received, in one pass of the event loop
