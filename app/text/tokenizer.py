@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import tokenizers
 
+from tessera.app.text.pair_form import PairForm
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.folder import read_folder_tokenizer
@@ -148,23 +149,25 @@ class HuggingFaceTokenizer:
 
         The longer text of a pair loses its end where both have more than `max_tokens`, special tokens included.
         """
-        inner = self._inner
+        form = self._pair_form
         texts = dict.fromkeys(text for pair in pairs for text in pair)
-        encodings = dict(zip(texts, self._encodings([*texts], add_special_tokens=False), strict=True))
-        room = None if max_tokens is None else max(max_tokens - inner.num_special_tokens_to_add(is_pair=True), 0)
+        encodings = self._encodings([*texts], add_special_tokens=False)
+        ids = {text: encoding.ids for text, encoding in zip(texts, encodings, strict=True)}
+        room = None if max_tokens is None else max(max_tokens - form.num_special, 0)
         found = []
         for pair in pairs:
-            one, other = (encodings[text] for text in pair)
+            one, other = (ids[text] for text in pair)
             if room is not None and len(one) + len(other) > room:
-                # Cut copies: other pairs may have the same text.
                 sizes = shared_room(len(one), len(other), room)
-                one, other = (tokenizers.Encoding.merge([encoding]) for encoding in (one, other))
-                one.truncate(sizes[0])
-                other.truncate(sizes[1])
-            whole = inner.post_process(one, other, True)
-            ids: list[int] = whole.ids
-            found.append((ids, whole.type_ids.index(1) if 1 in whole.type_ids else len(ids)))
+                one, other = one[: sizes[0]], other[: sizes[1]]
+            found.append(form.join(one, other))
         return found
+
+    @functools.cached_property
+    def _pair_form(self) -> PairForm:
+        texts = ("a", "0", *self._inner.get_vocab())
+        text = next(text for text in texts if self._inner.encode(text, add_special_tokens=False).ids)
+        return PairForm.of(self._inner.encode(text, text))
 
     def beginning(self, text: str, max_tokens: int) -> str:
         """As much of the text as `max_tokens` hold, without special tokens."""

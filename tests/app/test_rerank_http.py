@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tessera.app.openai.rerank.pairs import AFTER, BEFORE, INSTRUCTION, PairLimits, encode_pairs
 from tessera.app.openai.rerank.scorers import scores_of
@@ -365,6 +365,22 @@ def test_pairs_of_a_tokenizer_without_token_types() -> None:
     )
     encoded = encode_pairs(HuggingFaceTokenizer(inner, {}), "pair", [("a", "b")], PairLimits(None, None, None))
     assert encoded == [([0, 2, 2, 1, 2], 5)]
+
+
+@pytest.mark.parametrize(
+    "pair", ["$A:0 $B:1", "[x]:1 $A:0 [y]:0 [x]:1 $B:1", "$B:1 [x]:0 $A:0 [y]:0", "$A:1 [y]:1 $B:0"]
+)
+def test_pairs_of_any_form_are_those_of_the_tokenizers_library(pair: str) -> None:
+    inner = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[x]": 2, "[y]": 3}, "a"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A", pair=pair, special_tokens=[("[x]", 2), ("[y]", 3)]
+    )
+    texts = [("a", "b"), ("a b a", "b"), ("b", "a a"), ("", "b b"), ("a", ""), ("", "")]
+    expected = [inner.encode(*each) for each in texts]
+    found = HuggingFaceTokenizer(inner, {}).encode_pairs(texts, None)
+    assert [token_ids for token_ids, _ in found] == [encoding.ids for encoding in expected]
+    assert [first for _, first in found] == [[*encoding.type_ids, 1].index(1) for encoding in expected]
 
 
 # -- wrong requests -------------------------------------------------------------------------------
