@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -27,6 +27,7 @@ MAX_LOCKED_IDS = 256  # that are decoded with the interpreter's lock held, in we
 # Texts up to this length in all are encoded on the event loop, in well under a millisecond.
 MAX_INLINE_CHARS = 512
 MAX_INLINE_TEXTS = 8
+MAX_BATCH_CHARS = 2**16  # encoded in one call, whose result takes memory for each token
 
 logger = logging.getLogger("tessera.serve")
 
@@ -125,16 +126,18 @@ class HuggingFaceTokenizer:
         return self.encode_all([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens)]
-
-    def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> list[tokenizers.Encoding]:
-        if not texts:
-            return []
+        inner = self._inner
         if len(texts) > 1 and are_small(texts):
             # A batch of several is shared out among threads, and waits until each of them has had a core.
-            return [self._inner.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-        # The batch call lets go of the interpreter lock while it works; the single one does not.
-        return self._inner.encode_batch_fast([*texts], add_special_tokens=add_special_tokens)
+            return [inner.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
+        found: list[list[int]] = []
+        for batch in _batches(texts):
+            # The batch call lets go of the interpreter lock while it works; the single one does not.
+            encodings = inner.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+            encodings.reverse()
+            while encodings:  # one after the other: freeing an encoding keeps the lock, for 0.1 us a token
+                found.append(encodings.pop().ids)
+        return found
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""
@@ -151,8 +154,7 @@ class HuggingFaceTokenizer:
         """
         form = self._pair_form
         texts = dict.fromkeys(text for pair in pairs for text in pair)
-        encodings = self._encodings([*texts], add_special_tokens=False)
-        ids = {text: encoding.ids for text, encoding in zip(texts, encodings, strict=True)}
+        ids = dict(zip(texts, self.encode_all([*texts], add_special_tokens=False), strict=True))
         room = None if max_tokens is None else max(max_tokens - form.num_special, 0)
         found = []
         for pair in pairs:
@@ -245,6 +247,20 @@ class IdTokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return False
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Texts in their order, as many at a time as have MAX_BATCH_CHARS, but one at least."""
+    batch: list[str] = []
+    num_chars = 0
+    for text in texts:
+        if batch and num_chars + len(text) > MAX_BATCH_CHARS:
+            yield batch
+            batch, num_chars = [], 0
+        batch.append(text)
+        num_chars += len(text)
+    if batch:
+        yield batch
 
 
 def are_small(texts: Sequence[str]) -> bool:

@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[[Attack], Awaitable[None]]] = {
 SHARES = {"fuzz": 0.69, "raw": 0.2, "amplification": 0.02, "disconnects": 0.05, "overload": 0.03, "faults": 0.01}
 MOST = {"amplification": 3000, "faults": 300}  # requests; each of these costs as much as hundreds of the others
 TIME_WEIGHTS = {"fuzz": 14, "raw": 4, "amplification": 1, "disconnects": 3, "overload": 1, "faults": 1}
+FILLING = {"fuzz", "raw"}  # caches of words, templates and grammars
 LATEST = 300.0  # seconds beyond its time after which a part is given up
 
 
@@ -44,7 +45,7 @@ class Plan:
     num_requests: int
     seconds: float
     seed: int
-    num_warm_up: int = 300
+    num_warm_up: int = 300  # of each part; ten times as many where they fill caches that have a bound
     niceness: int = 0  # of the attack's process beside the server's, whose cores clients elsewhere would not take
     num_processes: int = 1  # that attack; canaries have one of their own
     quiet_seconds: float = 60.0  # most that the server may take to become quiet
@@ -77,7 +78,8 @@ async def _run(
     findings.fresh = await target.usage(0.0)
     for part in plan.parts:
         if part != "faults":
-            await PARTS[part](attack(f"{part} warm-up", plan.num_warm_up, plan.seconds))
+            count = plan.num_warm_up * (10 if part in FILLING else 1)
+            await PARTS[part](attack(f"{part} warm-up", count, plan.seconds))
     findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
     await canaries.start()

@@ -58,7 +58,13 @@ from tessera.app.schema.request import MAX_WHOLE_FLOATS, RequestModel, parse_req
 from tessera.app.schema.tools import MAX_TOOLS, Tool
 from tessera.app.server.http_server import SWITCH_INTERVAL, prepare_routes
 from tessera.app.store.store import Store
-from tessera.app.text.tokenizer import MAX_INLINE_CHARS, MAX_INLINE_TEXTS, HuggingFaceTokenizer, are_small
+from tessera.app.text.tokenizer import (
+    MAX_BATCH_CHARS,
+    MAX_INLINE_CHARS,
+    MAX_INLINE_TEXTS,
+    HuggingFaceTokenizer,
+    are_small,
+)
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import (
     AbortRequests,
@@ -378,6 +384,12 @@ def test_fault_stalls_few_texts_wait_for_no_other_thread() -> None:
     assert set(inner.batches) == {1}
     tokenizer.encode_all(["a"] * (MAX_INLINE_TEXTS + 1), add_special_tokens=True)
     assert inner.batches[-1] == MAX_INLINE_TEXTS + 1
+    half = "a" * (MAX_BATCH_CHARS // 2)
+    long = ["first", half, half, half, 2 * half + "a", "last"]
+    inner.batches.clear()
+    found = tokenizer.encode_all(long, add_special_tokens=True)
+    assert found == [tokenizer.encode(text, add_special_tokens=True) for text in long]
+    assert inner.batches[:4] == [2, 2, 1, 1], "what one call returns has a bound, but for one long text"
 
 
 def test_fault_stalls_seeds_and_bad_words_of_many_sequences_are_made_at_once(
