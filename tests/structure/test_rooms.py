@@ -41,6 +41,7 @@ def imports_of(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
 def project_imports(path: Path) -> list[str]:
     """Modules of the project that a file imports, without the common prefix."""
     found = []
@@ -57,6 +58,7 @@ def within(name: str, room: str) -> bool:
     return name == room or name.startswith(room + ".")
 
 
+@cache
 def room_of(module: str) -> tuple[int, str]:
     """Floor, counted from the bottom, and name of the smallest room that holds a module."""
     rooms = [
