@@ -15,36 +15,30 @@ import cProfile
 import ctypes
 import gc
 import json
-import mmap
 import pstats
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from cuda.bindings import driver
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core.core import EngineCore
-from tessera.engine.cuda.cache import Cubin
-from tessera.engine.cuda.compiler import Compiler, Program
-from tessera.engine.cuda.driver import FoundDevice
 from tessera.engine.cuda.events import Graph
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.turns import TimedRunner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.sampler import ResultDownload
 from tests.bench.models import LLAMA_8B, write_model
+from tests.bench.null_device.null_driver import NullDriver
 from tests.bench.speculation import Held, HeldDrafting, write_head
 
 MODEL: dict[str, Any] = {
@@ -56,77 +50,7 @@ MODEL: dict[str, Any] = {
     "intermediate_size": 512,
     "vocab_size": 32_000,
 }
-GIB = 1 << 30
-TENSOR_MAP = (ctypes.c_char * 256)()
-ATTRIBUTES = {
-    "COMPUTE_CAPABILITY_MAJOR": 9,
-    "COMPUTE_CAPABILITY_MINOR": 0,
-    "MULTIPROCESSOR_COUNT": 132,
-    "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": 227 << 10,
-}
 WARM_UP = 20  # steps
-
-
-class NullDriver:
-    """Functions of the driver that succeed at once. Memory is the host's, kernels are not run but those that copy."""
-
-    def __init__(self) -> None:
-        self._memory: list[mmap.mmap] = []
-        self._functions: dict[str, Callable[..., Any]] = {
-            "cuMemAlloc": self._allocate,
-            "cuMemHostAlloc": self._allocate,
-            "cuMemGetInfo": lambda: (0, 8 * GIB, 8 * GIB),
-            "cuDeviceTotalMem": lambda _: (0, 8 * GIB),
-            "cuMemcpyHtoDAsync": _copy,
-            "cuMemcpyDtoHAsync": _copy,
-            "cuModuleGetFunction": lambda _, name: (0, name),
-            "cuTensorMapEncodeTiled": lambda *_: (0, SimpleNamespace(getPtr=lambda: ctypes.addressof(TENSOR_MAP))),
-            "cuDeviceGetName": lambda *_: (0, b"none\0"),
-            "cuDeviceGetAttribute": _attribute,
-            "cuLaunchKernel": _launch,
-        }
-        made = ("cuStreamCreate", "cuEventCreate", "cuGraphInstantiate", "cuStreamEndCapture", "cuModuleLoadData")
-        found = ("cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuFuncGetAttribute", "cuOccupancyMaxActiveClusters")
-        self._functions |= dict.fromkeys((*made, *found), lambda *_: (0, 1))
-
-    def install(self) -> None:
-        """For good: what is freed when the process ends calls it, too."""
-        for name in dir(driver):
-            if name.startswith("cu") and name[2:3].isupper() and not isinstance(getattr(driver, name), type):
-                mock.patch.object(driver, name, self._functions.get(name, lambda *_: (0,))).start()
-        for module in ("device", "driver"):
-            found = FoundDevice(True, "none")
-            mock.patch(f"tessera.engine.cuda.{module}.find_device", return_value=found).start()
-        mock.patch.object(Compiler, "compile", _compile).start()
-
-    def _allocate(self, nbytes: int, _flags: int = 0) -> tuple[int, int]:
-        self._memory.append(mmap.mmap(-1, max(nbytes, 1)))
-        return 0, ctypes.addressof(ctypes.c_char.from_buffer(self._memory[-1]))
-
-
-def _copy(target: int, source: int, nbytes: int, _stream: Any) -> tuple[int]:
-    ctypes.memmove(target, source, nbytes)
-    return (0,)
-
-
-def _attribute(attribute: Any, _device: Any) -> tuple[int, int]:
-    return 0, ATTRIBUTES.get(attribute.name.removeprefix("CU_DEVICE_ATTRIBUTE_"), 1 << 31)
-
-
-def _launch(function: bytes, *around: Any) -> tuple[int]:
-    if function == b"copy_bytes_kernel":
-        source, target, size = _parameters(around[-2])
-        ctypes.memmove(target.value, source.value, size.value)
-    return (0,)
-
-
-@lru_cache(maxsize=1024)
-def _parameters(address: int) -> list[ctypes.c_int64]:
-    return [ctypes.c_int64.from_address(place or 0) for place in (ctypes.c_void_p * 3).from_address(address)]
-
-
-def _compile(_: Compiler, program: Program) -> Cubin:
-    return Cubin(b"", {name: name.split("<")[0] for name in program.names})
 
 
 class Watch:

@@ -12,8 +12,8 @@ from unittest import mock
 
 from tessera.engine.runner.cuda_graphs import StepGraph
 from tests.bench import placement
-from tests.bench.host import NullDriver
 from tests.bench.models import LLAMA_8B
+from tests.bench.null_device.null_driver import NullDriver
 from tests.bench.product_changes import COUNTS, HALF, Changes, Launch, share_bytes
 
 SMALL = {
