@@ -198,6 +198,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         settings = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
+        settings["max_num_seqs"] = max(256, max(options.rows) + any(options.prompt))
         config = engine_config(options.model, Path(work), **settings)
         begin = time.perf_counter()
         runner = make_runner(config, CudaDevice())
