@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -84,9 +84,6 @@ from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.app.tracing.packages import check_packages
 
-if TYPE_CHECKING:
-    from tessera.app.tracing.tracing import Tracing
-
 OLLAMA_ROUTES = (ollama, ollama_embed, ollama_models)
 ROUTES = (  # a request is compared with each path in this order
     chat,
@@ -135,39 +132,6 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
     """
     models = ServedModels(engines, settings)
     served = ROUTES + (PAGE_ROUTES if settings.ui else ())
-    tracing: Tracing | None = None
-    watermark = MemoryWatermark(settings.min_free_memory * 2**20)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watermark.start()
-        for model in models:
-            if model.template is not None:
-                model.template.start()
-        app.state.store.start()
-        app.state.batch_runner.start()
-        app.state.fine_tuning_runner.start()
-        app.state.fine_tuning_results.start()
-        for history in app.state.hour_histories:
-            history.start()
-        app.state.seal = Seal(await stored_seal_key(app.state.store))
-        yield
-        watermark.close()
-        for history in app.state.hour_histories:
-            history.close()
-        await app.state.batch_runner.close()
-        await app.state.fine_tuning_runner.close()
-        await app.state.fine_tuning_results.close()
-        await app.state.background.close()
-        await app.state.journal_watch.close()
-        await app.state.store.close()
-        if tracing is not None:
-            await tracing.close()
-        for model in models:
-            model.workers.close()
-            if model.template is not None:
-                model.template.close()
-
     app = FastAPI(
         title="Tessera",
         version=__version__,
@@ -175,63 +139,113 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
         redoc_url=None,
         openapi_url=None,  # app.openapi adds what FastAPI does not see
         redirect_slashes=False,
-        lifespan=lifespan,
+        lifespan=_lifespan,
         **NO_TELEMETRY,
         routes=[route for routes in served for route in routes.router.routes],  # include_router would build each anew
     )
-    app.state.models = models
-    app.state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
-    app.state.responses = ResponseStore(app.state.store, settings)
-    app.state.conversations = ConversationStore(app.state.store, settings)
-    app.state.stored_completions = CompletionStore(app.state.store, settings)
-    journal = Journal(app.state.responses, JobOwner(app.state.store))
-    app.state.journal_watch = JournalWatch(journal)
-    app.state.files = Files(app.state.store, settings)
-    app.state.batches = Batches(app.state.store, app.state.files, settings)
-    app.state.batch_runner = BatchRunner(app, models, app.state.batches)
-    app.state.fine_tuning_jobs = FineTuningJobs(app.state.store, app.state.files, settings)
-    app.state.fine_tuning_results = JobResults(app.state.fine_tuning_jobs, models)
-    app.state.fine_tuning_runner = JobRunner(app.state.fine_tuning_jobs, app.state.fine_tuning_results)
+    state = app.state
+    state.models = models
+    state.embeddings = {model: Embeddings(model) for model in models}
+    state.scorers = {model: Scorers(model, state.embeddings[model]) for model in models}
+    state.api_routes = api_routes(served)
+    state.openapi_lock = asyncio.Lock()
+    state.draining = False
+    _add_stores(app, models, settings)
+    _add_counts(app, engines, models, settings)
+    install_error_handlers(app)
+    _add_middleware(app, models, settings)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state = app.state
+    models: ServedModels = state.models
+    state.watermark.start()
+    for model in models:
+        if model.template is not None:
+            model.template.start()
+    state.store.start()
+    state.batch_runner.start()
+    state.fine_tuning_runner.start()
+    state.fine_tuning_results.start()
+    for history in state.hour_histories:
+        history.start()
+    state.seal = Seal(await stored_seal_key(state.store))
+    yield
+    state.watermark.close()
+    for history in state.hour_histories:
+        history.close()
+    await state.batch_runner.close()
+    await state.fine_tuning_runner.close()
+    await state.fine_tuning_results.close()
+    await state.background.close()
+    await state.journal_watch.close()
+    await state.store.close()
+    if state.tracing is not None:
+        await state.tracing.close()
+    for model in models:
+        model.workers.close()
+        if model.template is not None:
+            model.template.close()
+
+
+def _add_stores(app: FastAPI, models: ServedModels, settings: AppSettings) -> None:
+    """What is kept between requests, and the runners of what is to be done later."""
+    state = app.state
+    state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
+    state.responses = ResponseStore(state.store, settings)
+    state.conversations = ConversationStore(state.store, settings)
+    state.stored_completions = CompletionStore(state.store, settings)
+    journal = Journal(state.responses, JobOwner(state.store))
+    state.journal_watch = JournalWatch(journal)
+    state.background = BackgroundJobs(journal)
+    state.files = Files(state.store, settings)
+    state.batches = Batches(state.store, state.files, settings)
+    state.batch_runner = BatchRunner(app, models, state.batches)
+    state.fine_tuning_jobs = FineTuningJobs(state.store, state.files, settings)
+    state.fine_tuning_results = JobResults(state.fine_tuning_jobs, models)
+    state.fine_tuning_runner = JobRunner(state.fine_tuning_jobs, state.fine_tuning_results)
     if settings.enable_fine_tuning:
-        models.private = app.state.fine_tuning_results
-    app.state.background = BackgroundJobs(journal)
-    app.state.seal = Seal(new_seal_key())  # until the store has been read
-    app.state.embeddings = {model: Embeddings(model) for model in models}
-    app.state.scorers = {model: Scorers(model, app.state.embeddings[model]) for model in models}
-    app.state.api_routes = api_routes(served)
-    counts = app.state.http_counts = HttpCounts(
-        [route.path for route in app.state.api_routes],
+        models.private = state.fine_tuning_results
+    state.seal = Seal(new_seal_key())  # until the store has been read
+
+
+def _add_counts(app: FastAPI, engines: Engines, models: ServedModels, settings: AppSettings) -> None:
+    """Who has used what, and the page of metrics."""
+    state = app.state
+    state.http_counts = HttpCounts(
+        [route.path for route in state.api_routes],
         models=models.names,
         fd=settings.count_fd,
         num_rows=settings.num_app_processes,
         row=settings.app_process,
     )
-    use = app.state.key_use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
-    ring = app.state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
-    app.state.counts = (
-        counts,
-        KeyMetrics(ring, use),
+    state.key_use = KeyUse(settings.key_use_fd, settings.num_app_processes, settings.app_process)
+    state.key_ring = KeyRing(settings.accepted_keys) if settings.accepted_keys else None
+    state.counts = (
+        state.http_counts,
+        KeyMetrics(state.key_ring, state.key_use),
         DerivedGauges(engines, [model.default_name for model in models]),
-        app.state.fine_tuning_runner,
+        state.fine_tuning_runner,
     )
-    app.state.hour_histories = [HourHistory(model.client) for model in models]
-    app.state.draining = False
-    app.state.openapi_lock = asyncio.Lock()
+    state.hour_histories = [HourHistory(model.client) for model in models]
+    state.request_log = RequestLog()
     texts = EngineTexts(engines, METRICS_PATIENCE)
-    app.state.metrics_page = MetricsPage(
-        partial(
-            render_metrics,
-            engines,
-            app.state.counts,
-            settings.metrics_prefix,
-            texts,
-            ServerProcess(settings.app_process),
-        )
+    process = ServerProcess(settings.app_process)
+    state.metrics_page = MetricsPage(
+        partial(render_metrics, engines, state.counts, settings.metrics_prefix, texts, process)
     )
-    install_error_handlers(app)
+
+
+def _add_middleware(app: FastAPI, models: ServedModels, settings: AppSettings) -> None:
+    """From the innermost to the outermost."""
+    state = app.state
+    ring: KeyRing | None = state.key_ring
+    state.watermark = MemoryWatermark(settings.min_free_memory * 2**20)
     if not settings.is_static:
         app.add_middleware(HoldMiddleware, models=models)
-    app.add_middleware(LimitsMiddleware, use=use, watermark=watermark)
+    app.add_middleware(LimitsMiddleware, use=state.key_use, watermark=state.watermark)
     if ring is not None:
         app.add_middleware(AuthMiddleware, ring=ring, page_paths=PAGE_PATHS if settings.ui else ())
     app.add_middleware(
@@ -245,23 +259,24 @@ def create_app(engines: Engines, settings: AppSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "request-id", "retry-after", "traceresponse", *RATE_LIMIT_HEADERS),
         )
-    app.state.request_log = RequestLog()
-    app.add_middleware(RequestIdMiddleware, counts=counts, dialects=(ANTHROPIC, OLLAMA), log=app.state.request_log)
+    app.add_middleware(
+        RequestIdMiddleware, counts=state.http_counts, dialects=(ANTHROPIC, OLLAMA), log=state.request_log
+    )
+    state.tracing = None
     if settings.otlp_traces_endpoint is not None:
         check_packages()
         from tessera.app.tracing.middleware import TracingMiddleware
         from tessera.app.tracing.tracing import start_tracing
 
-        tracing = start_tracing(settings.otlp_traces_endpoint, counts)
-        app.add_middleware(TracingMiddleware, tracing=tracing)
-    paths = [route.path for route in app.state.api_routes]
+        state.tracing = start_tracing(settings.otlp_traces_endpoint, state.http_counts)
+        app.add_middleware(TracingMiddleware, tracing=state.tracing)
+    paths = [route.path for route in state.api_routes]
     check_root_path(settings.root_path, paths)
     app.add_middleware(PathMiddleware, routes=paths)
     app.add_middleware(StartMiddleware, ring=ring)
     proxies = TrustedProxies(settings.forwarded_allow_ips)
     if proxies or settings.root_path:
-        app.add_middleware(ForwardedMiddleware, proxies=proxies, root_path=settings.root_path)  # outermost
-    return app
+        app.add_middleware(ForwardedMiddleware, proxies=proxies, root_path=settings.root_path)
 
 
 def api_routes(modules: Sequence[ModuleType]) -> list[APIRoute]:

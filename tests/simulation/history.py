@@ -18,7 +18,7 @@ from tessera.app.generate import generation
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.contract.passes import pass_queue
-from tessera.engine.ipc import client, heartbeat, process, supervisor
+from tessera.engine.ipc import client, engine_process, heartbeat, supervisor
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState
 from tessera.engine.kv_tiers.tiers import KVTiers
@@ -367,7 +367,7 @@ def simulated_modules(history: History) -> Iterator[None]:
         (client, {"zmq": wire, "time": clock}),
         (heartbeat, {"zmq": wire, "time": clock}),
         (pass_queue, {"time": clock}),
-        (process, {"zmq": wire, "time": clock, "HeartbeatSender": Heart}),
+        (engine_process, {"zmq": wire, "time": clock, "HeartbeatSender": Heart}),
         (supervisor, {"zmq": wire, "time": clock}),
         (generation, {"time": clock}),
         (suffixes, {"MAX_AT_ONCE": drafts.most_indexed} if drafts is not None else {}),
