@@ -101,10 +101,12 @@ class RequestLog:
             self._waiting.popleft()()
 
     def _write_some(self) -> None:
-        for _ in range(min(len(self._waiting), LINES_AT_A_TIME)):
-            self._waiting.popleft()()
-        if self._waiting:
-            asyncio.get_running_loop().call_soon(self._write_some)
+        try:
+            for _ in range(min(len(self._waiting), LINES_AT_A_TIME)):
+                self._waiting.popleft()()
+        finally:  # the others are written even if one fails
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._write_some)
 
 
 class RequestIdMiddleware:

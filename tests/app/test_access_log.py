@@ -214,3 +214,22 @@ def test_lines_that_wait_when_a_server_ends_are_written() -> None:
 
     asyncio.run(run())
     assert written == [0, 1, 2]
+
+
+def test_a_line_that_fails_leaves_the_others() -> None:
+    written: list[int] = []
+    errors: list[object] = []
+    log = RequestLog()
+    log.delay = 1e-6
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+        log.add(partial(written.append, 0))
+        log.add(partial(int, "no number"))
+        log.add(partial(written.append, 1))
+        while len(written) < 2:
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert written == [0, 1]
+    assert [type(error) for error in errors] == [ValueError]
