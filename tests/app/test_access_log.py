@@ -222,10 +222,13 @@ def test_a_line_that_fails_leaves_the_others() -> None:
     log = RequestLog()
     log.delay = 1e-6
 
+    def fail() -> None:
+        raise ValueError
+
     async def run() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
         log.add(partial(written.append, 0))
-        log.add(partial(int, "no number"))
+        log.add(fail)
         log.add(partial(written.append, 1))
         while len(written) < 2:
             await asyncio.sleep(0)
