@@ -191,7 +191,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _add_stores(app: FastAPI, models: ServedModels, settings: AppSettings) -> None:
-    """What is kept between requests, and the runners of what is to be done later."""
+    """Stores, and the runners of background responses, batches and fine-tuning jobs."""
     state = app.state
     state.store = Store(Path(settings.data_dir) if settings.data_dir is not None else None, SCHEMAS)
     state.responses = ResponseStore(state.store, settings)
@@ -212,7 +212,7 @@ def _add_stores(app: FastAPI, models: ServedModels, settings: AppSettings) -> No
 
 
 def _add_counts(app: FastAPI, engines: Engines, models: ServedModels, settings: AppSettings) -> None:
-    """Who has used what, and the page of metrics."""
+    """Counters of requests and keys, the request log and the metrics page."""
     state = app.state
     state.http_counts = HttpCounts(
         [route.path for route in state.api_routes],

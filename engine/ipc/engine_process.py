@@ -302,40 +302,40 @@ class EngineProcess:
                 self._order = message
 
     def _add(self, core: Core, client: bytes, request: AddRequest) -> None:
-        try:
-            if self._refuses is not None:
-                raise EngineUnavailableError(self._refuses)
-            core.add_request(request, client)
-        except RequestError as error:
-            refusal = error
-        except Exception:
-            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request.request_id)})
-            refusal = EngineError("the engine failed to take this request")
-        else:
-            if request.sampling_params.grammar is None:
-                now = time.monotonic()
-                self._unconfirmed.update({(client, request_id): now for request_id in request.request_ids})
-            return
-        self._send(client, StepOutputs(self.epoch, [refused(each, refusal) for each in request.request_ids]))
+        refusal = self._try(lambda: core.add_request(request, client), request.request_id)
+        if refusal is not None:
+            self._send(client, StepOutputs(self.epoch, [refused(each, refusal) for each in request.request_ids]))
+        elif request.sampling_params.grammar is None:
+            now = time.monotonic()
+            self._unconfirmed.update({(client, request_id): now for request_id in request.request_ids})
 
     def _add_embedding(self, client: bytes, request: AddEmbedding) -> None:
         assert self._engine is not None
-        try:
-            if self._refuses is not None:
-                raise EngineUnavailableError(self._refuses)
-            if request.role not in self._engine.embedders:
+        embedders = self._engine.embedders
+
+        def add() -> None:
+            if request.role not in embedders:
                 raise InvalidRequestError(
                     f"this model makes no {'scores' if request.role == 'scorer' else 'embeddings'}", param="model"
                 )
-            self._engine.embedders[request.role].add_request(request, client)
+            embedders[request.role].add_request(request, client)
+
+        refusal = self._try(add, request.request_id)
+        if refusal is not None:
+            self._send(client, EmbeddingOutput(request.request_id, refusal=refused(request.request_id, refusal)))
+
+    def _try(self, add: Callable[[], None], request_id: str) -> RequestError | None:
+        """Take a request if requests are taken; -> why it was refused, or None."""
+        try:
+            if self._refuses is not None:
+                raise EngineUnavailableError(self._refuses)
+            add()
         except RequestError as error:
-            refusal = error
+            return error
         except Exception:
-            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request.request_id)})
-            refusal = EngineError("the engine failed to take this request")
-        else:
-            return
-        self._send(client, EmbeddingOutput(request.request_id, refusal=refused(request.request_id, refusal)))
+            logger.exception("a request was refused by a fault", extra={"fields": request_fields(request_id)})
+            return EngineError("the engine failed to take this request")
+        return None
 
     def _send_outputs(self, core: Core, client: bytes, outputs: list[RequestOutput]) -> None:
         if outputs and not self._send(client, StepOutputs(self.epoch, outputs)):
@@ -375,7 +375,10 @@ class EngineProcess:
 
 
 def _wait(poller: zmq.Poller, patience: float) -> list[tuple[Any, int]]:
-    """What has come, at last. For `patience` seconds the thread stays awake: a core that has slept is slow at first."""
+    """Wait for sockets to be readable; -> they and their events.
+
+    The thread polls without sleeping for `patience` seconds: a core that has slept is slow at first.
+    """
     end = time.monotonic() + patience
     while time.monotonic() < end:
         if found := poller.poll(0):

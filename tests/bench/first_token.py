@@ -41,18 +41,12 @@ END = b"0\r\n\r\n"  # of a chunked body
 @contextlib.contextmanager
 def null_server(checkout: Path, folder: Path, log: Path, step_seconds: float, *options: str) -> Iterator[str]:
     """The URL of a server of `folder` whose engine has a device that computes nothing."""
-    environment = {
-        "PYTHONPATH": str(Path(__file__).parent / "null_device"),
-        STEP_SECONDS: str(step_seconds),
-    }
+    path = os.pathsep.join([str(Path(__file__).parent / "null_device"), *filter(None, [os.environ.get("PYTHONPATH")])])
     options = ("--device", "cuda", "--load-format", "dummy", "--max-model-len", "1024", *options)
-    with mock.patch.dict(os.environ, environment):
-        running = server(folder, log, *options, checkout=checkout)
-        url, _ = running.__enter__()
-    try:
+    with contextlib.ExitStack() as stack:
+        with mock.patch.dict(os.environ, {"PYTHONPATH": path, STEP_SECONDS: str(step_seconds)}):
+            url, _ = stack.enter_context(server(folder, log, *options, checkout=checkout))
         yield url
-    finally:
-        running.__exit__(None, None, None)
 
 
 def first_tokens(url: str, count: int, rng: random.Random) -> list[float]:
