@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import tempfile
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from tests.support.server_fixture import builtin_server, story_server, tiny_fold
 
 __all__ = ["builtin_server", "story_server", "tiny_folder", "tiny_server"]
 
+TESTS = Path(__file__).resolve().parent
 SHARED_MODELS = Path(__file__).resolve().parents[2] / "shared" / "models"
 CARRIED_MODELS = Path(__file__).resolve().parents[1] / ".carry" / "models"
 
@@ -32,10 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Without garbage collections, which would find next to nothing; later ones skip what is there by then."""
     gc.disable()
     try:
+        import_own_share(session.config)
         return (yield)
     finally:
         gc.freeze()
@@ -73,6 +77,25 @@ SLOW = (
 
 def is_thorough(name: str) -> bool:
     return name.startswith(THOROUGH) or (name.startswith(OF_SERVERS) and not name.startswith(SERVERS_TESTED_ALWAYS))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which all tests are thorough are not even imported by `make test`."""
+    name = collection_path.relative_to(TESTS).as_posix()
+    return True if "not thorough" in config.option.markexpr and name.endswith(".py") and is_thorough(name) else None
+
+
+def import_own_share(config: pytest.Config) -> None:
+    """Import first what no other worker does, so that not each of them rewrites the assertions of every file."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.option.file_or_dir:
+        return
+    left_out = {*config.getini("norecursedirs"), *(Path(folder).name for folder in config.option.ignore or ())}
+    files = sorted(path for path in TESTS.glob("*/**/test_*.py") if not left_out & set(path.relative_to(TESTS).parts))
+    for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        if not pytest_ignore_collect(path, config):
+            with suppress(Exception, pytest.skip.Exception):  # collection says what is wrong
+                importlib.import_module(".".join(path.relative_to(TESTS.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -87,8 +87,11 @@ class ModelCard:
         """The fields that /api/tags and /api/ps share."""
         name = tagged(self.name)
         size = 0 if self._is_beside or self._info is None else self._info.weight_bytes
-        digest = hashlib.sha256(f"{name}|{self._model.created}|{size}|{self._architecture}".encode()).hexdigest()
-        return {"name": name, "model": name, "size": size, "digest": digest, "details": self.details()}
+        details = self.details()
+        # The same at every start and in every replica: clients know a model by it.
+        told = f"{name}|{size}|{self._architecture}|{details['parameter_size']}|{details['quantization_level']}"
+        digest = hashlib.sha256(told.encode()).hexdigest()
+        return {"name": name, "model": name, "size": size, "digest": digest, "details": details}
 
     def modified_at(self) -> str:
         return _utc(self._model.created)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +22,27 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "torch", 
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 
+@dataclass(frozen=True)
+class Source:
+    """What the tests below want of a file, whose tree is not kept: a million nodes would slow all tests after them."""
+
+    docstring: str | None
+    imports: tuple[str, ...]
+    top_level_imports: tuple[str, ...]  # not those in functions or for types alone
+    calls: frozenset[str]
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def source(path: Path) -> Source:
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree))
+    calls = (node.func for node in nodes if isinstance(node, ast.Call))
+    return Source(
+        ast.get_docstring(tree),
+        tuple(imports_of(nodes)),
+        tuple(imports_of(tree.body)),
+        frozenset(func.id for func in calls if isinstance(func, ast.Name)),
+    )
 
 
 def module_name(path: Path) -> str:
@@ -31,8 +50,8 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -45,7 +64,7 @@ def imports_of(tree: ast.Module) -> Iterator[str]:
 def project_imports(path: Path) -> list[str]:
     """Modules of the project that a file imports, without the common prefix."""
     found = []
-    for name in imports_of(parsed(path)):
+    for name in source(path).imports:
         first, _, rest = name.partition(".")
         assert first not in ("app", "engine", "loadtest", "cuda_src"), f"{path}: import {name} by its tessera. name"
         if first == "tessera":
@@ -99,7 +118,7 @@ def test_rooms_are_small_and_say_what_they_are_for(room: str) -> None:
     assert name in PACKAGES or any(name in rooms for rooms in FLOORS), f"{name} is not in FLOORS"
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{room} has {len(files)} files: make rooms of it"
-    assert ast.get_docstring(parsed(folder / "__init__.py")), f"{room}/__init__.py says nothing"
+    assert source(folder / "__init__.py").docstring, f"{room}/__init__.py says nothing"
 
 
 def test_no_room_imports_in_a_circle() -> None:
@@ -131,15 +150,13 @@ def test_no_room_imports_in_a_circle() -> None:
 
 def top_level_imports(path: Path) -> list[str]:
     """Modules that are imported when a file is, not later in a function or for types alone."""
-    tree = parsed(path)
-    kept = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    names = imports_of(ast.Module(body=list(kept), type_ignores=[]))
+    names = source(path).top_level_imports
     return [name.partition(".")[2] for name in names if name.startswith(("tessera.app", "tessera.engine"))]
 
 
 def test_only_the_driver_layer_imports_cuda() -> None:
     others = [path for path in SOURCES if not within(module_name(path), "engine.cuda")]
-    assert [path for path in others if "cuda" in {name.split(".")[0] for name in imports_of(parsed(path))}] == []
+    assert [path for path in others if "cuda" in {name.split(".")[0] for name in source(path).imports}] == []
 
 
 def test_fault_deserialisation_nothing_deserialises_code() -> None:
@@ -147,8 +164,5 @@ def test_fault_deserialisation_nothing_deserialises_code() -> None:
 
 
 def deserialises_code(path: Path) -> bool:
-    tree = parsed(path)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return bool({name.split(".")[0] for name in imports_of(tree)} & FORBIDDEN_MODULES) or any(
-        isinstance(call.func, ast.Name) and call.func.id in FORBIDDEN_CALLS for call in calls
-    )
+    modules = {name.split(".")[0] for name in source(path).imports}
+    return bool(modules & FORBIDDEN_MODULES or source(path).calls & FORBIDDEN_CALLS)
