@@ -92,8 +92,8 @@ def _labels(palette: Palette, tops: list[int]) -> list[str]:
     centre = (begin + end) / 2
     turned = f'<g transform="rotate(-90 {right + 46:g} {centre:g})">'
     box = rect(right + 46 - 36, centre - 9, 72, 18, palette.page)
-    between = text(middle, tops[2] + height / 2 - 8, "ZMQ", kind="mono", anchor="middle")
-    back = text(middle, tops[8] + height / 2 - 8, "ZMQ", kind="mono", anchor="middle")
+    between = text(middle, tops[2] + height / 2 - 8, "Unix socket", kind="mono", anchor="middle")
+    back = text(middle, tops[8] + height / 2 - 8, "Unix socket", kind="mono", anchor="middle")
     label = text(right + 46, centre + 4, "every step", anchor="middle", size=11)
     return [loop, turned, box, label, "</g>", between, back]
 

@@ -27,13 +27,13 @@ else:
 
 
 def request_address(run_dir: str | Path) -> str:
-    """Where the engine's ROUTER listens; `run_dir` is a folder that only this user can enter."""
-    return f"ipc://{run_dir}/engine.sock"
+    """The Unix socket at which the engine takes requests; `run_dir` is a folder that only this user can enter."""
+    return f"{run_dir}/engine.sock"
 
 
 def heartbeat_address(run_dir: str | Path) -> str:
-    """Where the engine publishes its heartbeats."""
-    return f"ipc://{run_dir}/heartbeat.sock"
+    """The Unix socket at which whoever connects gets the engine's heartbeats."""
+    return f"{run_dir}/heartbeat.sock"
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

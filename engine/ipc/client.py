@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
-import zmq
 
 from tessera.engine.contract.errors import (
     EngineError,
@@ -62,7 +61,7 @@ from tessera.engine.contract.passes.pass_queue import PassQueue
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.request_stream import Inbox, RequestStream, error_of
-from tessera.engine.ipc.sockets import has_message
+from tessera.engine.ipc.sockets.connection import Connection
 
 logger = logging.getLogger("tessera.client")
 
@@ -123,7 +122,6 @@ class EngineClient:
         self._id_prefix = uuid.uuid4().hex[:12]
         self._encoder = client_encoder()
         self._decoder = msgspec.msgpack.Decoder(EngineMessage)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._link = contextlib.ExitStack()
 
     async def start(self) -> None:
@@ -140,7 +138,6 @@ class EngineClient:
         self._epoch, self._lost = None, "the server is shutting down"
         self._fail_all(self._lost)
         self._link.close()
-        self._context.destroy(linger=0)
 
     @property
     def ready(self) -> bool:
@@ -326,54 +323,36 @@ class EngineClient:
         return f"{context.get('id', self._id_prefix)}-{next(self._counter)}"
 
     def _connect(self) -> None:
-        loop = self._loop
         with contextlib.ExitStack() as link:  # undone whole where a part fails
-            self._heartbeats = HeartbeatReceiver(self._context, self._run_dir, self._on_heartbeat)
+            self._heartbeats = HeartbeatReceiver(self._run_dir, self._on_heartbeat)
             link.callback(self._heartbeats.close)
-            socket = self._socket = self._context.socket(zmq.DEALER)
-            link.callback(socket.close, linger=0)
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            monitor = self._monitor = socket.get_monitor_socket(
-                zmq.EVENT_DISCONNECTED, f"inproc://monitor-{next(self._counter)}"
-            )
-            link.callback(monitor.close, linger=0)
-            link.callback(socket.disable_monitor)
-            socket.connect(request_address(self._run_dir))
-            for descriptor, read in ((socket.FD, self._receive), (monitor.FD, self._watch_connection)):
-                loop.add_reader(descriptor, read)
-                link.callback(loop.remove_reader, descriptor)
+            self._connection = Connection(request_address(self._run_dir), self._receive)
+            link.callback(self._connection.close)
             self._send(Hello())
             self._link = link.pop_all()
-        # ZMQ's FD is edge-triggered: drain it before waiting.
-        loop.call_soon(self._watch_connection)
 
     def _reconnect(self) -> None:
         """Connect, now or as soon as there are descriptors and memory for it."""
         try:
             self._connect()
-        except (zmq.ZMQError, OSError) as error:
+        except OSError as error:
             logger.error("the engine cannot be connected to: %s; tried again in %.1f s", error, RECONNECT_DELAY)
             timer = self._loop.call_later(RECONNECT_DELAY, self._reconnect)
             self._link.callback(timer.cancel)
 
     def _send(self, message: ClientMessage) -> None:
-        if self._socket.closed:  # between two connections, and then nothing is under way
-            return
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-        # Sending may swallow the edge-triggered signal that something has arrived.
-        self._loop.call_soon(self._receive)
+        self._connection.send(self._encoder.encode(message))
 
     def _receive(self) -> None:
-        socket = self._socket
-        if socket.closed:
-            return
+        connection = self._connection
         end = time.monotonic() + RECEIVE_SECONDS
-        while time.monotonic() < end:
-            if not has_message(socket):
+        while connection.received and not connection.is_closed:
+            self._dispatch(self._decoder.decode(connection.received.popleft()))
+            if time.monotonic() >= end:
+                self._loop.call_soon(self._receive)
                 return
-            self._dispatch(self._decoder.decode(socket.recv(zmq.NOBLOCK)))
-        self._loop.call_soon(self._receive)
+        if connection.is_lost and not connection.is_closed:
+            self._engine_lost()
 
     def _dispatch(self, message: EngineMessage) -> None:
         if type(message) is StepOutputs:
@@ -456,20 +435,11 @@ class EngineClient:
         if self._epoch is not None and last is not None and last.epoch != self._epoch:
             self._engine_lost()
 
-    def _watch_connection(self) -> None:
-        if self._monitor.closed:
-            return
-        with contextlib.suppress(zmq.Again):
-            self._monitor.recv_multipart(zmq.NOBLOCK)
-            self._engine_lost()
-
     def _engine_lost(self) -> None:
         """The engine process is gone: take what it still sent, fail the rest, wait for the next one."""
-        while True:
-            try:
-                self._dispatch(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                break
+        received = self._connection.take_rest()
+        while received:
+            self._dispatch(self._decoder.decode(received.popleft()))
         if self._epoch is not None:
             level = logging.DEBUG if self.is_dismissed and not self._inboxes else logging.WARNING
             logger.log(level, "the engine process ended with %d requests in flight", len(self._inboxes))

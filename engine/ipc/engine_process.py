@@ -1,4 +1,4 @@
-"""An EngineCore behind a ZMQ socket: messages in, a step, messages out."""
+"""An EngineCore behind a socket: messages in, a step, messages out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-import zmq
 
 from tessera.engine.contract.errors import (
     DeviceError,
@@ -61,11 +59,11 @@ from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.loaded_engine import Core, LoadedEngine, Sleeping
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.ipc.outbox import Outbox
-from tessera.engine.ipc.sockets import has_message
+from tessera.engine.ipc.sockets.listener import Listener
 
 logger = logging.getLogger("tessera.engine")
 
-FLUSH_MS = 2000  # an exiting engine waits so long for clients to take its last outputs
+FLUSH_SECONDS = 2.0  # an exiting engine waits so long for clients to take its last outputs
 CONFIRM_SECONDS = 0.5  # without an output until a client is told that its request waits
 PATIENCE = 0.002  # seconds without work for which the thread stays awake, as the next request often comes by then
 CORES_FOR_PATIENCE = 8  # with fewer the app process may need this one
@@ -74,7 +72,7 @@ STDIN_FD = 0
 
 
 class EngineProcess:
-    """Moves messages between the clients' sockets and the core, one step after the other."""
+    """Moves messages between the clients and the core, one step after the other."""
 
     def __init__(self, run_dir: str, owner_dir: str, report: Callable[[EngineReport], None]) -> None:
         self.epoch = uuid.uuid4().hex
@@ -95,13 +93,9 @@ class EngineProcess:
         self.garbage = OldGarbage()
         self._decoder = client_decoder()
         self._encoder = msgspec.msgpack.Encoder()
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a client that is gone is an error
-        self._router.setsockopt(zmq.SNDHWM, 0)  # a ROUTER at its limit drops tokens silently
-        self._router.bind(request_address(run_dir))
+        self._listener = Listener(request_address(run_dir))
         self._heartbeat = HeartbeatSender(
-            self._context, run_dir, self._make_heartbeat, STDIN_FD, on_orphaned=lambda: _leave_orphaned(owner_dir)
+            run_dir, self._make_heartbeat, STDIN_FD, on_orphaned=lambda: _leave_orphaned(owner_dir)
         )
         self._heartbeat.start()
 
@@ -114,8 +108,7 @@ class EngineProcess:
         self._heartbeat.stop()
         if self._metrics is not None:
             self._metrics.close()
-        self._router.close(linger=FLUSH_MS)
-        self._context.term()
+        self._listener.close(linger=FLUSH_SECONDS)
 
     def run(self, engine: LoadedEngine) -> None:
         """Serve until drained; an exception from a step ends the process."""
@@ -125,9 +118,7 @@ class EngineProcess:
         self._adapters = AdapterLoads(engine.adapters, self._run_dir, self._wake_up, allowed=engine.loads_adapters)
         self._adapters.restore()
         self._metrics = MetricsThread(lambda: engine.render_metrics() + engine.turns.render(), self._wake_up)
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(wake_up, zmq.POLLIN)
+        self._listener.watch(wake_up.fileno())
         patience = PATIENCE if engine.info.device != "cpu" and num_cores() >= CORES_FOR_PATIENCE else 0.0
         while True:
             self._has_work = engine.has_work or bool(self._outbox)
@@ -139,7 +130,8 @@ class EngineProcess:
                 if self._order is not None:
                     self._carry_out(self._order, engine.sleeper)
                     continue
-                if wake_up.fileno() in dict(_wait(poller, patience)):
+                self._listener.wait(patience)
+                with contextlib.suppress(BlockingIOError):
                     wake_up.recv(64)
             engine.turns.begin()
             self._take_turn(engine)
@@ -258,11 +250,11 @@ class EngineProcess:
         """Take messages for at most RECEIVE_SECONDS, so that a flood of them never holds up the steps for long."""
         deadline = time.monotonic() + RECEIVE_SECONDS
         while time.monotonic() < deadline:
-            if not has_message(self._router):
+            received = self._listener.receive()
+            if received is None:
                 return
-            frames = self._router.recv_multipart(zmq.NOBLOCK)
+            client, payload = received
             try:
-                client, payload = frames
                 message = self._decoder.decode(payload)
             except (ValueError, msgspec.MsgspecError) as error:
                 logger.warning("ignored a malformed message: %s", error)
@@ -345,13 +337,7 @@ class EngineProcess:
 
     def _send(self, client: bytes, message: EngineMessage) -> bool:
         """-> False if the client is gone."""
-        try:
-            self._router.send_multipart([client, self._encoder.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
+        return self._listener.send(client, self._encoder.encode(message))
 
     def _refresh_stats(self, core: Core) -> None:
         now = time.monotonic()
@@ -372,18 +358,6 @@ class EngineProcess:
             gpu=engine.gpu_usage() if engine is not None else None,
             prefixes=engine.prefix_report.take() if engine is not None and engine.prefix_report is not None else None,
         )
-
-
-def _wait(poller: zmq.Poller, patience: float) -> list[tuple[Any, int]]:
-    """Wait for sockets to be readable; -> they and their events.
-
-    The thread polls without sleeping for `patience` seconds: a core that has slept is slow at first.
-    """
-    end = time.monotonic() + patience
-    while time.monotonic() < end:
-        if found := poller.poll(0):
-            return found
-    return poller.poll()
 
 
 def _leave_orphaned(owner_dir: str) -> None:

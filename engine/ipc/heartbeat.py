@@ -6,17 +6,24 @@ The thread goes on while a step runs, falls silent when the process is stopped o
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
 
 from tessera.engine.contract.messages import Heartbeat, heartbeat_address
-from tessera.engine.ipc.sockets import has_message
+from tessera.engine.ipc.sockets.listener import Listener
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tessera.engine.ipc.sockets.connection import Connection
 
 INTERVAL = 0.5  # seconds between heartbeats
 
@@ -30,7 +37,6 @@ class HeartbeatSender:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
         run_dir: str | Path,
         make_heartbeat: Callable[[], Heartbeat],
         lifeline_fd: int,
@@ -39,8 +45,7 @@ class HeartbeatSender:
         self._make_heartbeat = make_heartbeat
         self._lifeline_fd = lifeline_fd
         self._on_orphaned = on_orphaned
-        self._socket = context.socket(zmq.PUB)
-        self._socket.bind(heartbeat_address(run_dir))
+        self._listener = Listener(heartbeat_address(run_dir))
         self._stop_reader, self._stop_writer = os.pipe()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -54,18 +59,22 @@ class HeartbeatSender:
 
     def _run(self) -> None:
         encoder = msgspec.msgpack.Encoder()
-        poller = zmq.Poller()
-        poller.register(self._lifeline_fd, zmq.POLLIN)
-        poller.register(self._stop_reader, zmq.POLLIN)
+        poller = select.poll()
+        for descriptor in (self._listener.fileno(), self._lifeline_fd, self._stop_reader):
+            poller.register(descriptor, select.POLLIN)
+        due = time.monotonic()
         while True:
-            self._socket.send(encoder.encode(self._make_heartbeat()))
-            ended = dict(poller.poll(int(INTERVAL * 1000)))
-            if self._stop_reader in ended:
+            if (now := time.monotonic()) >= due:
+                self._listener.send_to_all(encoder.encode(self._make_heartbeat()))
+                due = now + INTERVAL
+            ready = dict(poller.poll(max(0.0, due - time.monotonic()) * 1000))
+            if self._stop_reader in ready:
                 break
-            if self._lifeline_fd in ended and not os.read(self._lifeline_fd, 4096):
+            if self._lifeline_fd in ready and not os.read(self._lifeline_fd, 4096):
                 self._on_orphaned()
                 break
-        self._socket.close(linger=0)
+            self._listener.receive()  # nobody sends anything, but connections come and go
+        self._listener.close()
 
 
 class HeartbeatReceiver:
@@ -73,7 +82,6 @@ class HeartbeatReceiver:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
         run_dir: str | Path,
         on_heartbeat: Callable[[Heartbeat], None] | None = None,
     ) -> None:
@@ -81,23 +89,17 @@ class HeartbeatReceiver:
         self._on_heartbeat = on_heartbeat
         self._heard_at = self._progress_at = time.monotonic()
         self._decoder = msgspec.msgpack.Decoder(Heartbeat)
-        self._socket = context.socket(zmq.SUB)
+        self._path = heartbeat_address(run_dir)
         import asyncio  # the engine process, which only sends, need not
 
         self._loop = asyncio.get_running_loop()
-        try:
-            self._socket.subscribe(b"")
-            self._socket.connect(heartbeat_address(run_dir))
-            self._loop.add_reader(self._socket.FD, self._receive)
-        except BaseException:
-            self._socket.close(linger=0)
-            raise
-        self._loop.call_soon(self._receive)
+        self._timer: asyncio.TimerHandle | None = None
+        self._connection = self._connect()
 
     def close(self) -> None:
-        if not self._socket.closed:
-            self._loop.remove_reader(self._socket.FD)
-            self._socket.close(linger=0)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._connection.close()
 
     def note_life(self) -> None:
         """The engine has said something else, which is a sign of life before its first heartbeat arrives."""
@@ -108,7 +110,7 @@ class HeartbeatReceiver:
         """Seconds since the last heartbeat, or since watching began."""
         seconds = time.monotonic() - self._heard_at
         if seconds > 2 * INTERVAL:  # one may be unread because this event loop was busy
-            self._receive()
+            self._connection.read()
             seconds = time.monotonic() - self._heard_at
         return seconds
 
@@ -119,10 +121,26 @@ class HeartbeatReceiver:
             return 0.0
         return time.monotonic() - self._progress_at
 
+    def _connect(self) -> Connection:
+        from tessera.engine.ipc.sockets.connection import Connection
+
+        return Connection(self._path, self._receive)
+
     def _receive(self) -> None:
-        # A ZMQ descriptor is edge-triggered: it signals again only after everything has been read.
-        while not self._socket.closed and has_message(self._socket):
-            self._note(self._decoder.decode(self._socket.recv(zmq.NOBLOCK)))
+        connection = self._connection
+        while connection.received and not connection.is_closed:
+            self._note(self._decoder.decode(connection.received.popleft()))
+        if connection.is_lost and not connection.is_closed:
+            connection.close()
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        """Connect to the next engine, now or as soon as there are descriptors for it."""
+        self._timer = None
+        with contextlib.suppress(OSError):
+            self._connection = self._connect()
+            return
+        self._timer = self._loop.call_later(INTERVAL, self._reconnect)
 
     def _note(self, heartbeat: Heartbeat) -> None:
         now = time.monotonic()

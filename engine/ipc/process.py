@@ -1,4 +1,4 @@
-"""The engine process: `python -m tessera.engine.ipc.process RUN_DIR REPORT_FD`, an EngineCore behind a ZMQ socket.
+"""The engine process: `python -m tessera.engine.ipc.process RUN_DIR REPORT_FD`, an EngineCore behind a socket.
 
 The supervisor writes an EngineConfig as one line of JSON to standard input and keeps that pipe open;
 when it ends, the parent has died, and this process exits too. The start is reported over the inherited

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
-import zmq
 
 from tessera import PACKAGE_ROOT
 from tessera.engine.contract.config import EngineConfig
@@ -37,6 +36,7 @@ from tessera.engine.contract.messages import (
     request_address,
 )
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
+from tessera.engine.ipc.sockets.connection import send_once
 
 logger = logging.getLogger("tessera.supervisor")
 
@@ -47,7 +47,6 @@ MAX_FIRST_STARTS = 3  # an engine that was never ready is not tried more often
 SILENCE_WHILE_LOADING, SILENCE_WHILE_READY = 120.0, 15.0  # seconds without a heartbeat
 REPORT_BYTES = 1 << 16  # of the engine's reports at a time
 STDERR_FD = 2
-ORDER_LINGER = 5000  # milliseconds for an order to leave, before its socket is dropped
 END_POLL = 0.01  # seconds; waiting in a thread would need one, and there may be none to be had
 STEP_TIMEOUTS = {"cuda": 60.0, "cpu": 600.0}  # seconds; a step on a CPU may be long in good faith
 
@@ -120,7 +119,6 @@ class EngineSupervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._start_failure: StartFailed | None = None
         self._ready_at: float | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._task: asyncio.Task[None] | None = None
         self._started: asyncio.Future[EngineInfo] | None = None
         self._launched = asyncio.Event()
@@ -166,7 +164,6 @@ class EngineSupervisor:
                 if self._process is not None:
                     self._process.kill()
             await self._task
-        self._context.destroy(linger=0)
         shutil.rmtree(self._run_dir, ignore_errors=True)
 
     async def sleep(self, timeout: float) -> bool:
@@ -194,11 +191,8 @@ class EngineSupervisor:
             reply.set_exception(EngineStartError("the engine has ended"))
             return reply
         try:
-            socket = self._context.socket(zmq.DEALER)
-            socket.connect(request_address(self._run_dir))
-            socket.send(client_encoder().encode(order))
-            socket.close(linger=ORDER_LINGER)
-        except zmq.ZMQError as error:  # descriptors are short
+            send_once(request_address(self._run_dir), client_encoder().encode(order))
+        except OSError as error:  # descriptors are short, say
             reply.set_exception(EngineStartError(f"no order can be sent to the engine: {error}"))
         return reply
 
@@ -257,7 +251,7 @@ class EngineSupervisor:
 
     async def _run_once(self) -> int:
         """One engine process, from its start to its end; -> its exit code, negative for a signal."""
-        heartbeats = self._heartbeats = HeartbeatReceiver(self._context, self._run_dir)
+        heartbeats = self._heartbeats = HeartbeatReceiver(self._run_dir)
         try:
             process, report_reader = self._launch()
         except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import random
 import zlib
@@ -20,6 +21,7 @@ from tessera.engine.contract.messages import EngineInfo
 from tessera.engine.contract.passes import pass_queue
 from tessera.engine.ipc import client, engine_process, heartbeat, supervisor
 from tessera.engine.ipc.client import EngineClient
+from tessera.engine.ipc.sockets import connection
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tessera.engine.speculation import suffixes
@@ -357,18 +359,19 @@ class History:
 
 @contextlib.contextmanager
 def simulated_modules(history: History) -> Iterator[None]:
-    """Let the code under test see the simulated ZeroMQ and the virtual clock."""
+    """Let the code under test see the simulated sockets and the virtual clock."""
     now = history.loop.time
     clock = SimpleNamespace(monotonic=now, perf_counter=now, thread_time=now, time=now)
-    wire: Any = history.wire.module()
+    wire = history.wire
     drafts = history.world.drafts
     replaced: list[tuple[Any, str, Any]] = []
     for module, names in (
-        (client, {"zmq": wire, "time": clock}),
-        (heartbeat, {"zmq": wire, "time": clock}),
+        (client, {"Connection": wire.connection, "time": clock}),
+        (connection, {"Connection": wire.connection}),
+        (heartbeat, {"time": clock}),
         (pass_queue, {"time": clock}),
-        (engine_process, {"zmq": wire, "time": clock, "HeartbeatSender": Heart}),
-        (supervisor, {"zmq": wire, "time": clock}),
+        (engine_process, {"Listener": wire.listener, "time": clock, "HeartbeatSender": functools.partial(Heart, wire)}),
+        (supervisor, {"send_once": wire.send_once, "time": clock}),
         (generation, {"time": clock}),
         (suffixes, {"MAX_AT_ONCE": drafts.most_indexed} if drafts is not None else {}),
     ):

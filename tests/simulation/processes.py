@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zmq
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import DeviceError, OutOfMemoryError
@@ -33,6 +32,7 @@ from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
 from tests.simulation.invariants import check_core
+from tests.simulation.wire import Wire
 from tests.support.fake_runner import Done, FakeRunner, fake_limits
 
 if TYPE_CHECKING:
@@ -138,17 +138,16 @@ class NoMetrics:
 class Heart:
     """In place of the heartbeats' thread: beats as long as its process lives and is not stopped."""
 
-    def __init__(self, context: Any, run_dir: str, make_heartbeat: Any, lifeline_fd: int, on_orphaned: Any) -> None:
+    def __init__(self, wire: Wire, run_dir: str, make_heartbeat: Any, lifeline_fd: int, on_orphaned: Any) -> None:
         self._make_heartbeat = make_heartbeat
-        self.socket = context.socket(zmq.PUB)
-        self.socket.bind(heartbeat_address(run_dir))
+        self._listener = wire.listener(heartbeat_address(run_dir))
 
     def start(self) -> None:
         pass
 
     def beat(self, encode: Any) -> None:
         heartbeat: Heartbeat = self._make_heartbeat()
-        self.socket.send(encode(heartbeat))
+        self._listener.send_to_all(encode(heartbeat))
 
 
 class SimulatedEngine:
@@ -183,7 +182,6 @@ class SimulatedEngine:
         if self.is_alive:
             self._history.note("engine ends", code)
             self.exit_code = code
-            self.process._context.term()
             self._history.wire.kill(request_address(RUN_DIR))
             self._history.wire.kill(heartbeat_address(RUN_DIR))
             self.reports.put_nowait(None)
@@ -253,7 +251,8 @@ class SimulatedEngine:
         self.engine = self.process._engine = LoadedEngine(self.core, world.info, lambda: b"", sleeper=sleeper)
         self.process._adapters = AdapterLoads(None, "", self.wake_up, allowed=False)
         self.reports.put_nowait(Ready(self.process.epoch, world.info))
-        self.process._router.on_arrival = self.wake_up
+        listener: Any = self.process._listener
+        listener.on_arrival = self.wake_up
         self.wake_up()
 
     def wake_up(self) -> None:

@@ -37,6 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ipc.process",),
     ("engine.ipc.load",),
     ("engine.ipc",),
+    ("engine.ipc.sockets",),
     ("engine.builtin.training",),
     ("engine.builtin.training.phrasings",),
     ("engine.ranks", "engine.drafters"),

@@ -1,0 +1,148 @@
+"""A client's end of a connection, in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, FrameError, FrameReader
+
+FIRST_RETRY, LAST_RETRY = 0.01, 0.1  # seconds until a server that does not listen yet is looked for again
+
+
+class Connection:
+    """Messages to a server and from it, in order; the server may come up later.
+
+    Attributes:
+        received: messages that `on_received` has not taken yet.
+        is_lost: the server has gone, and nothing comes after `received`.
+        is_closed: by this side.
+
+    Args:
+        path: where the server listens.
+        on_received: called in the event loop when there are messages, or when the connection is lost.
+
+    Raises:
+        OSError: descriptors are short.
+    """
+
+    def __init__(self, path: str, on_received: Callable[[], object]) -> None:
+        self.received: deque[bytes] = deque()
+        self.is_lost = self.is_closed = False
+        self._path = path
+        self._on_received = on_received
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader()
+        self._scratch = memoryview(bytearray(READ_BYTES))
+        self._unsent: deque[memoryview] = deque()
+        self._is_connected = False
+        self._retry = FIRST_RETRY
+        self._timer: asyncio.TimerHandle | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        self._connect()
+
+    def send(self, payload: bytes) -> None:
+        """Returns at once; what is sent to a server that has gone is lost."""
+        if self.is_closed or self.is_lost:
+            return
+        frame = (HEADER.pack(len(payload)), payload)
+        sent = 0
+        if self._is_connected and not self._unsent:
+            try:
+                sent = self._socket.sendmsg(frame)
+            except BlockingIOError:
+                pass
+            except OSError:  # reading tells
+                return
+            if sent == HEADER.size + len(payload):
+                return
+        self._unsent.append(memoryview(b"".join(frame))[sent:])
+        if self._is_connected:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stop_watching()
+        self._socket.close()
+
+    def _connect(self) -> None:
+        try:
+            self._socket.connect(self._path)
+        except OSError:  # there is none yet, or it has died, or its queue is full
+            self._timer = self._loop.call_later(self._retry, self._connect)
+            self._retry = min(2 * self._retry, LAST_RETRY)
+            return
+        self._is_connected = True
+        self._loop.add_reader(self._socket.fileno(), self.read)
+        if self._unsent:
+            self._loop.add_writer(self._socket.fileno(), self._write)
+            self._write()
+
+    def read(self) -> None:
+        """Take what has come; the event loop does so by itself."""
+        # Where there are messages already, the receiver comes back to them.
+        if not self.received and self._fill():
+            self._on_received()
+
+    def take_rest(self) -> deque[bytes]:
+        """All messages that have come, which are the receiver's last."""
+        while self._fill():
+            pass
+        return self.received
+
+    def _fill(self) -> bool:
+        """-> whether anything has come, the connection's loss included."""
+        if not self._is_connected:
+            return False
+        try:
+            size = self._socket.recv_into(self._scratch)
+            self.received.extend(self._reader.feed(self._scratch[:size]))
+        except BlockingIOError:
+            return False
+        except (OSError, FrameError):
+            size = 0
+        if size == 0:
+            self.is_lost = True
+            self._stop_watching()
+        return True
+
+    def _write(self) -> None:
+        try:
+            while self._unsent:
+                first = self._unsent[0]
+                sent = self._socket.send(first)
+                if sent == len(first):
+                    self._unsent.popleft()
+                else:
+                    self._unsent[0] = first[sent:]
+        except BlockingIOError:
+            return
+        except OSError:  # reading tells
+            self._unsent.clear()
+        self._loop.remove_writer(self._socket.fileno())
+
+    def _stop_watching(self) -> None:
+        if self._is_connected:
+            self._is_connected = False
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+
+
+def send_once(path: str, payload: bytes) -> None:
+    """Send one short message to a server that listens.
+
+    Raises:
+        OSError: it does not, or descriptors are short.
+    """
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as sender:
+        sender.setblocking(False)  # a short message fits into the socket's buffer
+        sender.connect(path)
+        sender.sendall(HEADER.pack(len(payload)) + payload)

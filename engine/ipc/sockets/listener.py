@@ -1,0 +1,229 @@
+"""The server's end of all clients' connections."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+
+from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, FrameError, FrameReader
+
+logger = logging.getLogger("tessera.engine")
+
+BACKLOG = 128  # connections that wait to be accepted
+MAX_UNSENT = 2**30  # bytes for a client, which counts as gone if it leaves more unread
+WRITE_BYTES = 2**18  # given to a socket at once
+WRITER_LOOK_MS = 20  # until the writing thread notices one more client that reads slowly
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+PAUSE = 0.1  # seconds without accepting connections, where descriptors or memory are short
+
+
+class Peer:
+    """One client's connection."""
+
+    def __init__(self, name: bytes, connection: socket.socket) -> None:
+        self.name = name
+        self.socket = connection
+        self.reader = FrameReader()
+        self.unsent: deque[memoryview] = deque()
+        self.num_unsent = 0  # bytes
+
+
+class Listener:
+    """Messages from clients and to them, by their names, which are given as they connect.
+
+    `send` may be called by any thread, all else by one. What a socket does not take at once is sent by a thread of this
+    object's own, so that it goes on during a step.
+
+    Raises:
+        OSError: the path cannot be listened at, or descriptors are short.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._lock = threading.Lock()  # of peers' names and of what is unsent
+        self._peers: dict[bytes, Peer] = {}
+        self._by_descriptor: dict[int, Peer] = {}
+        self._received: deque[tuple[bytes, bytes]] = deque()
+        self._num_accepted = 0
+        self._accepts_at: float | None = None  # the end of a pause
+        self._writer: threading.Thread | None = None
+        self._scratch = memoryview(bytearray(READ_BYTES))
+        with contextlib.ExitStack() as opened:
+            self._socket = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of a process that has died
+            self._socket.bind(path)
+            self._socket.listen(BACKLOG)
+            self._socket.setblocking(False)
+            self._epoll = select.epoll()
+            self._epoll.register(self._socket, select.EPOLLIN)
+            opened.pop_all()
+
+    def fileno(self) -> int:
+        """Readable when there is something to receive."""
+        return self._epoll.fileno()
+
+    def watch(self, descriptor: int) -> None:
+        """`wait` ends when this one can be read, too."""
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def wait(self, patience: float, timeout: float | None = None) -> None:
+        """Return when there is something to receive.
+
+        Args:
+            patience: seconds for which the thread looks without sleeping: a core that has slept is slow at first.
+            timeout: seconds after them; None: any number.
+        """
+        if self._received:
+            return
+        if self._accepts_at is not None:
+            timeout = PAUSE
+        end = time.monotonic() + patience
+        while time.monotonic() < end:
+            if self._epoll.poll(0):
+                return
+        self._epoll.poll(timeout)
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """The next message and who sent it; None if there is none now."""
+        received = self._received
+        if not received:
+            self._read()
+        return received.popleft() if received else None
+
+    def send(self, client: bytes, payload: bytes) -> bool:
+        """Returns at once; False if the client is gone."""
+        with self._lock:
+            peer = self._peers.get(client)
+            if peer is None:
+                return False
+            frame = (HEADER.pack(len(payload)), payload)
+            sent = 0
+            if not peer.unsent:
+                try:
+                    sent = peer.socket.sendmsg(frame)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._forget(peer)
+                    return False
+                if sent == HEADER.size + len(payload):
+                    return True
+            return self._keep(peer, memoryview(b"".join(frame))[sent:])
+
+    def send_to_all(self, payload: bytes) -> None:
+        for client in list(self._peers):
+            self.send(client, payload)
+
+    def close(self, linger: float = 0.0) -> None:
+        """End all connections; clients have `linger` seconds to take what is unsent."""
+        writer = self._writer
+        if writer is not None:
+            writer.join(linger)
+        with self._lock:
+            self._peers.clear()
+        for peer in self._by_descriptor.values():
+            peer.socket.close()
+        self._by_descriptor.clear()
+        self._epoll.close()
+        self._socket.close()
+
+    def _read(self) -> None:
+        """Take what has come, at most READ_BYTES of a client."""
+        if self._accepts_at is not None and time.monotonic() >= self._accepts_at:
+            self._accepts_at = None
+            self._epoll.modify(self._socket, select.EPOLLIN)
+        for descriptor, _ in self._epoll.poll(0):
+            peer = self._by_descriptor.get(descriptor)
+            if peer is not None:
+                self._read_peer(peer)
+            elif descriptor == self._socket.fileno():
+                self._accept()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in SHORT:
+                self._accepts_at = time.monotonic() + PAUSE
+                self._epoll.modify(self._socket, 0)
+            return
+        connection.setblocking(False)
+        self._num_accepted += 1
+        peer = Peer(b"%d" % self._num_accepted, connection)
+        self._by_descriptor[connection.fileno()] = peer
+        with self._lock:
+            self._peers[peer.name] = peer
+        self._epoll.register(connection, select.EPOLLIN)
+
+    def _read_peer(self, peer: Peer) -> None:
+        try:
+            size = peer.socket.recv_into(self._scratch)
+            frames = peer.reader.feed(self._scratch[:size])
+        except BlockingIOError:
+            return
+        except (OSError, FrameError) as error:
+            if isinstance(error, FrameError):
+                logger.warning("a client's connection is closed: %s", error)
+            size, frames = 0, []
+        self._received.extend([(peer.name, frame) for frame in frames])
+        if size == 0:
+            with self._lock:
+                self._forget(peer)
+            del self._by_descriptor[peer.socket.fileno()]
+            peer.socket.close()
+
+    def _forget(self, peer: Peer) -> None:
+        """It is sent nothing more; the reading thread closes its socket."""
+        self._peers.pop(peer.name, None)
+        peer.unsent.clear()
+        with contextlib.suppress(OSError):
+            peer.socket.shutdown(socket.SHUT_RDWR)
+
+    def _keep(self, peer: Peer, rest: memoryview) -> bool:
+        if peer.num_unsent + len(rest) > MAX_UNSENT:
+            logger.warning("a client that has left %d bytes unread counts as gone", peer.num_unsent)
+            self._forget(peer)
+            return False
+        peer.unsent.append(rest)
+        peer.num_unsent += len(rest)
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write, name="unsent", daemon=True)
+            self._writer.start()
+        return True
+
+    def _write(self) -> None:
+        """Send what is unsent until nothing is."""
+        while True:
+            poller = select.poll()
+            with self._lock:
+                waiting = {peer.socket.fileno(): peer for peer in self._peers.values() if peer.unsent}
+                if not waiting:
+                    self._writer = None
+                    return
+                for descriptor in waiting:
+                    poller.register(descriptor, select.POLLOUT)
+            for descriptor, _ in poller.poll(WRITER_LOOK_MS):
+                with self._lock:
+                    self._write_peer(waiting[descriptor])
+
+    def _write_peer(self, peer: Peer) -> None:
+        try:
+            while peer.unsent:
+                first = peer.unsent[0]
+                sent = peer.socket.send(first[:WRITE_BYTES])
+                peer.num_unsent -= sent
+                if sent == len(first):
+                    peer.unsent.popleft()
+                else:
+                    peer.unsent[0] = first[sent:]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._forget(peer)
