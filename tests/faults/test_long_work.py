@@ -566,24 +566,19 @@ def test_fault_stalls_a_flood_of_outputs_leaves_turns_to_the_event_loop(
         await client.start()
         num_read = 0
 
-        def read(flags: int) -> bytes:
-            nonlocal num_read
-            num_read += 1
-            end = time.monotonic() + 0.001
-            while time.monotonic() < end:
-                pass
-            return client._encoder.encode(AbortRequests([]))
-
         class Flood:
-            closed = False
-            recv = staticmethod(read)
+            def popleft(self) -> bytes:
+                nonlocal num_read
+                num_read += 1
+                end = time.monotonic() + 0.001
+                while time.monotonic() < end:
+                    pass
+                return b""
 
-        monkeypatch.setattr("tessera.engine.ipc.client.has_message", lambda socket: True)
-        socket, client._socket = client._socket, Flood()  # type: ignore[assignment]
+        monkeypatch.setattr(client._connection, "received", Flood())
         monkeypatch.setattr(client, "_dispatch", lambda message: None)
         monkeypatch.setattr(client, "_decoder", type("Decoder", (), {"decode": staticmethod(bytes)}))
         client._receive()
-        client._socket = socket
         monkeypatch.undo()
         await client.close()
         return num_read
