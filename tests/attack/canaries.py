@@ -23,6 +23,7 @@ from typing import Any
 import uvloop
 
 from tests.attack.findings import Part
+from tests.attack.machine import withheld
 from tests.attack.target import CANARY
 from tests.attack.wire import Answer, NoAnswerError, Wire, request_bytes
 from tests.support.paths import ROOT
@@ -85,6 +86,7 @@ class Sent:
         number: which canary; None for the admin port.
         status: None without an answer.
         text: what the model said, or the path of the admin port.
+        stolen, throttled: seconds that the machine withheld meanwhile, see `withheld`.
     """
 
     number: int | None
@@ -92,6 +94,14 @@ class Sent:
     end: float
     status: int | None = None
     text: str = ""
+    stolen: float = 0.0
+    throttled: float = 0.0
+
+    @property
+    def withheld(self) -> str:
+        """What the machine kept back, for a line about a late answer."""
+        parts = (("stolen from the machine", self.stolen), ("throttled by a quota", self.throttled))
+        return "".join(f", {1000 * seconds:.0f} ms {what}" for what, seconds in parts if seconds)
 
 
 class Canaries:
@@ -145,7 +155,7 @@ class Canaries:
                 seconds = sent.end - sent.begin
                 self.slowest_admin = max(self.slowest_admin, seconds)
                 if seconds > LATE_ADMIN:
-                    self.on_late(f"{sent.text} of the admin port: {1000 * seconds:.0f} ms")
+                    self.on_late(f"{sent.text} of the admin port: {1000 * seconds:.0f} ms{sent.withheld}")
             else:
                 self._judge(sent, sent.number)
         await self._process.wait()
@@ -197,20 +207,23 @@ class Canaries:
             multiple = (seconds - self.step_seconds) / canary.quiet_seconds
             part.slowest_canary = max(part.slowest_canary, multiple)
             if multiple > LATE:
-                self.on_late(f"{canary.name}: {1000 * seconds:.0f} ms, {multiple:.1f} times its quiet time")
+                late = f"{canary.name}: {1000 * seconds:.0f} ms, {multiple:.1f} times its quiet time"
+                self.on_late(late + sent.withheld)
             self.on_right(seconds / canary.quiet_seconds)
 
 
 async def send(wire: Wire, canaries: list[Canary], number: int) -> Sent:
     """One canary, from a connection of its own."""
+    before = withheld()
     begin = time.monotonic()
     answer: Answer | None = None
     with contextlib.suppress(NoAnswerError, OSError):
         answer = await _ask(wire, canaries[number].request)
     end = time.monotonic()
-    if answer is None:
-        return Sent(number, begin, end)
-    return Sent(number, begin, end, answer.status, text_of(answer) if answer.status == 200 else "")
+    stolen, throttled = (now - then for now, then in zip(withheld(), before, strict=True))
+    status = None if answer is None else answer.status
+    text = text_of(answer) if answer is not None and status == 200 else ""
+    return Sent(number, begin, end, status, text, stolen, throttled)
 
 
 async def _ask(wire: Wire, request: bytes) -> Answer:

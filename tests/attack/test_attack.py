@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 from collections import Counter
@@ -17,8 +18,10 @@ from rich.console import Console
 from tests.attack.attackers import add, read_part
 from tests.attack.broken_server import FAULTS
 from tests.attack.campaign import PARTS, Plan, requests_by_part, run
+from tests.attack.canaries import Sent
 from tests.attack.findings import Findings, Part, promises
 from tests.attack.fuzz import Fuzzer
+from tests.attack.machine import withheld
 from tests.attack.report import show
 from tests.attack.soak import Sample, verdict, write
 from tests.attack.target import running, serve_command
@@ -88,7 +91,7 @@ TOGETHER = (
 @pytest.mark.parametrize("faults", TOGETHER, ids=", ".join)
 def test_the_harness_notices(faults: tuple[str, ...], tmp_path: Path) -> None:
     part, num_requests = ("raw", 30) if "models without a key" in faults else ("fuzz", 200)
-    plan = Plan([part], num_requests, 0.4, SEED, num_warm_up=4, quiet_seconds=1.0)
+    plan = Plan([part], num_requests, 0.4, SEED, num_warm_up=1, quiet_seconds=1.0)
     command = [sys.executable, "-m", "tests.attack.broken_server", ",".join(faults)]
     findings = attack(command, "m", plan, tmp_path)
     found = broken_promises(findings)
@@ -135,6 +138,17 @@ def test_a_soak_is_judged_by_memory_and_latency(tmp_path: Path) -> None:
     write(flat, tmp_path)
     assert "<polyline" in (tmp_path / "memory.svg").read_text()
     assert len(list(tmp_path.glob("*.svg"))) == 4
+
+
+def test_a_late_canary_says_what_the_machine_withheld(tmp_path: Path) -> None:
+    stat, cpu_stat = tmp_path / "stat", tmp_path / "cpu.stat"
+    assert withheld(stat, cpu_stat) == (0, 0)
+    stat.write_text("cpu  1 2 3 4 5 6 7 25 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
+    cpu_stat.write_text("usage_usec 5\nnr_throttled 2\nthrottled_usec 1500000\n")
+    assert withheld(stat, cpu_stat) == (25 / os.sysconf("SC_CLK_TCK"), 1.5)
+    late = Sent(0, 1.0, 2.0, 200, "", stolen=0.25, throttled=0.0)
+    assert late.withheld == ", 250 ms stolen from the machine"
+    assert Sent(0, 1.0, 2.0).withheld == ""
 
 
 def test_a_million_requests_are_not_of_the_dear_parts() -> None:
