@@ -141,11 +141,21 @@ class HuggingFaceTokenizer:
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""
-        encoding = self._inner.encode_batch_fast([text], add_special_tokens=False)[0]
-        num_special = self._inner.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
-        encoding.truncate(max(max_tokens - num_special, 0))
-        ids: list[int] = self._inner.post_process(encoding, None, add_special_tokens).ids
-        return ids
+        # Not the library's `truncate` and `post_process`: they copy all that is cut off, into an encoding for every
+        # `max_tokens` of it, and keep the interpreter's lock meanwhile.
+        ids = self.encode(text, add_special_tokens=False)
+        if not add_special_tokens:
+            return ids[:max_tokens]
+        before, after = self._special_tokens_around
+        return [*before, *ids[: max(max_tokens - len(before) - len(after), 0)], *after]
+
+    @functools.cached_property
+    def _special_tokens_around(self) -> tuple[list[int], list[int]]:
+        """Those in front of a text and behind it."""
+        example = self._inner.encode(self._example)
+        places = example.sequence_ids  # None: of a special token
+        begin, end = places.index(0), len(places) - places[::-1].index(0)
+        return example.ids[:begin], example.ids[end:]
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_tokens: int | None) -> list[tuple[list[int], int]]:
         """Each pair of texts as one input, and its tokens of type 0, which are those of the first text.
@@ -167,14 +177,22 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def _pair_form(self) -> PairForm:
+        return PairForm.of(self._inner.encode(self._example, self._example))
+
+    @functools.cached_property
+    def _example(self) -> str:
+        """A text that has tokens."""
         texts = ("a", "0", *self._inner.get_vocab())
-        text = next(text for text in texts if self._inner.encode(text, add_special_tokens=False).ids)
-        return PairForm.of(self._inner.encode(text, text))
+        return next(text for text in texts if self._inner.encode(text, add_special_tokens=False).ids)
 
     def beginning(self, text: str, max_tokens: int) -> str:
         """As much of the text as `max_tokens` hold, without special tokens."""
-        offsets = self._inner.encode_batch([text], add_special_tokens=False)[0].offsets
-        return text if len(offsets) <= max_tokens else text[: offsets[max_tokens - 1][1]]
+        encoding = self._inner.encode_batch([text], add_special_tokens=False)[0]
+        if len(encoding) <= max_tokens:
+            return text
+        last = encoding.token_to_chars(max_tokens - 1)  # not `offsets`, which makes objects for all tokens
+        assert last is not None, "the text has this token"
+        return text[: last[1]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if len(token_ids) <= MAX_LOCKED_IDS:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tessera.app.text.tokenizer import (
     HuggingFaceTokenizer,
@@ -132,3 +134,39 @@ def test_legacy_false_puts_no_space_after_special_tokens(shared_models: Path) ->
     tokenizer = load_tokenizer(folder)
     token_ids = tokenizer.encode("<|user|>\nhi<|end|>", add_special_tokens=False)
     assert [tokenizer.token_bytes(i) for i in token_ids] == [b"<|user|>", b"\n", b"hi", b"<|end|>"]
+
+
+BOS, EOS = ("<s>", 0), ("</s>", 1)
+POST_PROCESSORS: dict[str, Any] = {
+    "none": None,
+    "before": processors.TemplateProcessing("<s> $A", "<s> $A $B", [BOS]),
+    "behind": processors.TemplateProcessing("$A </s> </s>", "$A $B", [EOS]),
+    "around": processors.RobertaProcessing(EOS, BOS),
+    "in a sequence": processors.Sequence(
+        [processors.ByteLevel(), processors.TemplateProcessing("<s> $A </s>", "$A $B", [BOS, EOS])]
+    ),
+}
+
+
+@pytest.mark.parametrize("form", POST_PROCESSORS)
+def test_beginnings_are_those_of_the_tokenizers_library(form: str) -> None:
+    vocab = {token: index for index, token in enumerate(("<s>", "</s>", "a", "b", "ab", "é", "<x>"))}
+    inner = Tokenizer(models.BPE(vocab, [("a", "b")]))
+    inner.normalizer = normalizers.Lowercase()
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    if POST_PROCESSORS[form] is not None:
+        inner.post_processor = POST_PROCESSORS[form]
+    inner.add_special_tokens(["<s>", "</s>", "<x>"])
+    tokenizer = HuggingFaceTokenizer(inner, {})
+    for text in ("", "a", " ü ", "AB ab<x>é  ba", "<s>a b</s>", "ab " * 5):
+        for max_tokens, add_special_tokens in itertools.product(range(8), (False, True)):
+            encoding = inner.encode(text, add_special_tokens=False)
+            num_special = inner.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+            encoding.truncate(max(max_tokens - num_special, 0))
+            expected = inner.post_process(encoding, None, add_special_tokens).ids
+            found = tokenizer.encode_beginning(text, max_tokens, add_special_tokens=add_special_tokens)
+            assert found == expected, (text, max_tokens, add_special_tokens)
+        offsets = inner.encode(text, add_special_tokens=False).offsets
+        for max_tokens in range(1, 8):
+            end = len(text) if len(offsets) <= max_tokens else offsets[max_tokens - 1][1]
+            assert tokenizer.beginning(text, max_tokens) == text[:end]
