@@ -22,6 +22,7 @@ LEAST_OTHER = 0.001  # seconds
 OLDEST_LOOK = 0.25  # seconds; the times of other threads are that old where they were not read during the stall
 SAMPLES_PER_LIMIT = 4
 LONGEST_PAUSE, SHORTEST_PAUSE = 0.25, 0.002  # seconds between two looks
+SHORT_LIMIT = 0.1  # seconds; beyond it nobody minds what a thread has computed in its pauses
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,9 @@ class ThreadTimes(NamedTuple):
 
     def since(self, before: ThreadTimes) -> ThreadTimes:
         return ThreadTimes(self.computed - before.computed, self.waited - before.waited)
+
+    def plus(self, more: ThreadTimes) -> ThreadTimes:
+        return ThreadTimes(self.computed + more.computed, self.waited + more.waited)
 
 
 NO_TIMES = ThreadTimes(0.0, 0.0)
@@ -172,7 +176,8 @@ def stall_of(thread: str, ident: int, seconds: float, own: ThreadTimes, computed
     for negative, each in busy[:MAX_OTHERS]:
         where = " < ".join(reversed(stacks.get(each, ()))) or "unknown"
         lines.append(f"{names.get(each, 'a thread')} computed {-1000 * negative:.0f} ms: {where}")
-    return Stall(thread, seconds, max(ours, 0.0), sight.request, sight.stack, tuple(lines))
+    ours = min(max(ours, 0.0), seconds)  # the clocks may have been read a little before the stall
+    return Stall(thread, seconds, ours, sight.request, sight.stack, tuple(lines))
 
 
 class StallWatch:
@@ -198,6 +203,7 @@ class StallWatch:
         self._began: float | None = None
         self._before = 0.0  # counted in this turn before the last pause
         self._own, self._computed = self._clock_times()
+        self._at_pause = self._own, self._computed
         self._before_turn = sight_before()
         self._seen: Sight | None = None
         self._stopped = threading.Event()
@@ -212,8 +218,14 @@ class StallWatch:
         if self._began is not None:
             self._before += time.perf_counter() - self._began
             self._began = None
+            if self._limit <= SHORT_LIMIT:
+                self._at_pause = self._clock_times()
 
     def resume(self) -> None:
+        if self._limit <= SHORT_LIMIT:  # count from later on, by as much as the pause had
+            (own, computed), (own_before, computed_before) = self._clock_times(), self._at_pause
+            self._own = self._own.plus(own.since(own_before))
+            self._computed += computed - computed_before
         self._began = time.perf_counter()
 
     def end(self) -> float:

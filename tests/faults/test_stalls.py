@@ -30,6 +30,13 @@ def hold_up(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+def compute(seconds: float) -> None:
+    """For so long, by this thread's own clock."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 async def endpoint(scope: dict[str, Any], work: Callable[[], None]) -> None:
     work()
 
@@ -155,6 +162,22 @@ def test_fault_stalls_a_turn_of_the_engine_counts_without_its_computation() -> N
     assert b'tessera:engine_step_gap_seconds_count{model_name="tiny"} 2.0' in turns.render()
 
 
+def test_fault_stalls_what_the_engine_computes_in_pauses_is_none_of_its_own() -> None:
+    """On the CPU the model's work is that of the same thread, and was taken for the turn's own."""
+    stalls: list[Stall] = []
+    watch = StallWatch("the engine's thread", LIMIT, stalls.append)
+    watch.close()
+    watch.begin()
+    watch.pause()
+    compute(LONG)
+    watch.resume()
+    hold_up(2 * LIMIT)
+    watch.end()
+    (stall,) = stalls
+    assert stall.seconds >= 2 * LIMIT
+    assert stall.own_seconds < LIMIT
+
+
 class Request:
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
@@ -173,9 +196,7 @@ def test_fault_stalls_time_that_no_thread_computed_is_the_machines() -> None:
     hold_up(LONG)
     watch.end()
     watch.begin()
-    end = time.thread_time() + 2 * LIMIT
-    while time.thread_time() < end:
-        pass
+    compute(2 * LIMIT)
     watch.end()
     idle, busy = stalls
     assert idle.seconds >= LONG
