@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import time
 import traceback
@@ -19,6 +18,7 @@ from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import Findings
 from tests.attack.kv_cache import fill_kv_cache
+from tests.attack.niceness import giving_way
 from tests.attack.target import ENGINE, TRACEBACK, Target
 from tests.attack.wire import NoAnswerError
 
@@ -83,7 +83,7 @@ async def _run(
     findings.before = await target.usage(plan.quiet_seconds)
     tell(f"a quiet server: {findings.before}")
     await canaries.start()
-    os.nice(plan.niceness)
+    attackers.enter_context(giving_way(plan.niceness))
     flock = asyncio.create_task(canaries.watch())
     together = await attackers.enter_async_context(started(plan.num_processes)) if plan.num_processes > 1 else None
     numbers = requests_by_part(plan)

@@ -139,7 +139,10 @@ class Canaries:
         """Begin to send. Raises RuntimeError where that process does not start."""
         arguments = (self._wire.host, str(self._wire.port), str(self._admin_port or 0), self._model)
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, *arguments), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+            *(sys.executable, "-m", MODULE, *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            start_new_session=True,  # the attack's session gives way
         )
         assert self._process.stdout is not None
         if await self._process.stdout.readline() != READY:

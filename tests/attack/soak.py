@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import json
 import math
-import os
 import random
 import statistics
 import sys
@@ -29,6 +28,7 @@ from tests.attack.canaries import Canaries
 from tests.attack.context import Attack
 from tests.attack.findings import CANARY_FACTOR, MEMORY_GROWTH, Findings, Part
 from tests.attack.kv_cache import fill_kv_cache
+from tests.attack.niceness import giving_way
 from tests.attack.target import CANARY, Target, num_descriptors, running, serve_command
 from tests.support.paths import ROOT
 from tests.support.server_fixture import write_tiny_model
@@ -81,24 +81,24 @@ class Soak:
         begin = time.monotonic()
         end = begin + self._seconds
         await self._canaries.start()
-        os.nice(NICENESS)
-        flock = asyncio.create_task(self._canaries.watch())
-        sampler = asyncio.create_task(self._sample(begin))
-        while time.monotonic() < end and self._target.is_alive():
-            (part,) = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
-            self._attack = part.__name__.rpartition(".")[2]
-            turn = min(TURN, end - time.monotonic())
-            attack = Attack(
-                *(self._target, Findings(), self._canaries, document, self._model, self._rng),
-                num_requests=10**9,
-                end=time.monotonic() + turn,
-                part=self.part,
-                rate=self._rate,
-            )
-            await part.run(attack)
-        self._canaries.stop()
-        await flock
-        sampler.cancel()
+        with giving_way(NICENESS):
+            flock = asyncio.create_task(self._canaries.watch())
+            sampler = asyncio.create_task(self._sample(begin))
+            while time.monotonic() < end and self._target.is_alive():
+                (part,) = self._rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+                self._attack = part.__name__.rpartition(".")[2]
+                turn = min(TURN, end - time.monotonic())
+                attack = Attack(
+                    *(self._target, Findings(), self._canaries, document, self._model, self._rng),
+                    num_requests=10**9,
+                    end=time.monotonic() + turn,
+                    part=self.part,
+                    rate=self._rate,
+                )
+                await part.run(attack)
+            self._canaries.stop()
+            await flock
+            sampler.cancel()
 
     async def _sample(self, begin: float) -> None:
         while True:

@@ -119,7 +119,13 @@ def running(command: Sequence[str], folder: Path, *, tmpdir: Path | None = None)
     environment["TESSERA_DATA_DIR"] = str((tmpdir or folder) / "data")
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=log, env=environment, preexec_fn=_limit_descriptors
+            command,
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            preexec_fn=_limit_descriptors,
+            start_new_session=True,  # the attack's session gives way
         )
     try:
         yield _await_ready(process, log_file)

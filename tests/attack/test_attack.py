@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -18,14 +19,15 @@ from rich.console import Console
 from tests.attack.attackers import add, read_part
 from tests.attack.broken_server import FAULTS
 from tests.attack.campaign import PARTS, Plan, requests_by_part, run
-from tests.attack.canaries import Sent
+from tests.attack.canaries import Canaries, Sent
 from tests.attack.findings import Findings, Part, promises
 from tests.attack.fuzz import Fuzzer
 from tests.attack.machine import withheld
 from tests.attack.report import show
 from tests.attack.soak import Sample, verdict, write
-from tests.attack.target import running, serve_command
+from tests.attack.target import Target, running, serve_command
 from tests.support.operations import HARMLESS, document_for
+from tests.support.paths import ROOT
 from tests.support.server_fixture import write_tiny_model
 from tests.support.surface_fixtures import tool_settings
 
@@ -114,6 +116,40 @@ def test_several_processes_attack_together(tmp_path: Path) -> None:
     assert again == found
     add(again, found)
     assert again == Part(6, 1.0, Counter({200: 4}), faulty=Counter({"500 x": 2}), canaries=2)
+
+
+def test_the_attack_gives_way_and_nothing_else_does(tmp_path: Path) -> None:
+    """Where sessions have a share each, the attack took half of a core beside the server, at any niceness."""
+
+    async def sessions(target: Target) -> set[int]:
+        canaries = Canaries(target.wire, "m")
+        await canaries.start()
+        canaries.stop()
+        assert canaries._process is not None
+        found = {os.getsid(pid) for pid in (0, target.process.pid, canaries._process.pid)}
+        await canaries.watch()
+        return found
+
+    with running([sys.executable, "-m", "tests.attack.broken_server", "none"], tmp_path) as target:
+        assert len(asyncio.run(sessions(target))) == 3
+
+    look = "print(os.nice(0), open('/proc/self/autogroup').read().split()[-1] if autogroup else 7)"
+    code = f"""if True:
+        import os
+        from tests.attack.niceness import giving_way
+        autogroup = os.path.exists('/proc/self/autogroup')
+        with giving_way(7):
+            {look}
+        {look}"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True, start_new_session=True
+    )
+    within, after = done.stdout.splitlines()
+    assert within.endswith(" 7")
+    assert int(within.split()[0]) >= 7
+    assert after.split()[0] == within.split()[0], "a process cannot take that back"
+    if Path("/proc/self/autogroup").exists():
+        assert after.endswith(" 0")
 
 
 def test_fault_attack_a_server_keeps_its_promises(tmp_path: Path) -> None:
