@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
 import logging
@@ -23,6 +24,7 @@ from tessera.engine.tokens.folder import read_folder_tokenizer
 TokenSpelling = Literal["byte_level", "metaspace", "other"]
 
 METASPACE = "\u2581"
+MAX_IDS_AT_ONCE = 2**14  # that are decoded in one call
 MAX_LOCKED_IDS = 256  # that are decoded with the interpreter's lock held, in well under a millisecond
 # Texts up to this length in all are encoded on the event loop, in well under a millisecond.
 MAX_INLINE_CHARS = 512
@@ -197,8 +199,23 @@ class HuggingFaceTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         if len(token_ids) <= MAX_LOCKED_IDS:
             return self._inner.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if self.spelling == "byte_level" and len(token_ids) > MAX_IDS_AT_ONCE:
+            return self._decode_pieces(token_ids, skip_special_tokens=skip_special_tokens)
         # As with `encode`: the batch call lets go of the interpreter lock.
         return self._inner.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+
+    def _decode_pieces(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """As the library decodes byte-level tokens, but it keeps the interpreter's lock while it reads the ids."""
+        spelled: dict[int, bytes] = {}
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        pieces = []
+        for begin in range(0, len(token_ids), MAX_IDS_AT_ONCE):
+            some = token_ids[begin : begin + MAX_IDS_AT_ONCE]
+            for token_id in {*some} - spelled.keys():
+                is_skipped = skip_special_tokens and token_id in self._special
+                spelled[token_id] = b"" if is_skipped else _byte_level_bytes(self.token_string(token_id))
+            pieces.append(decode(b"".join(map(spelled.__getitem__, some))))
+        return "".join([*pieces, decode(b"", True)])
 
     def token_bytes(self, token_id: int) -> bytes:
         """Raw bytes, which need not be whole characters; empty for an id without a token."""
