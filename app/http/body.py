@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from tessera.app.http.errors import BodyTimeoutError, ClientDisconnectedError, MediaTypeError, PayloadTooLargeError
 from tessera.app.http.json_pieces import PiecesResponse, json_of, json_pieces
-from tessera.app.http.json_reader import MAX_JSON_DEPTH, JsonError, parse_in_pieces
+from tessera.app.http.json_reader import MAX_JSON_DEPTH, JsonError, parse_in_pieces, release
 from tessera.app.http.limits import account_of
 from tessera.app.settings import AppSettings
-from tessera.engine.contract.errors import InvalidRequestError, QueueFullError
+from tessera.engine.contract.errors import InvalidRequestError, QueueFullError, RequestError
 
 MAX_LARGE_BODIES = 4  # of the largest size, in hand at a time
 MAX_LARGE_BODIES_OF_ONE = 2  # of them, of one key or address
@@ -152,7 +152,17 @@ async def run_in_turn(request: Request, function: Callable[[P], T], argument: P,
     """
     if not request.scope["state"].get("body_is_large") and num_items <= MAX_INLINE_ITEMS:
         return function(argument)
-    return await asyncio.get_running_loop().run_in_executor(_one_thread, function, argument)
+    return await asyncio.get_running_loop().run_in_executor(_one_thread, _worked_on, function, argument)
+
+
+def _worked_on(function: Callable[[P], T], argument: P) -> T:
+    """The function's result. A body that is refused is freed here and not by the event loop, with the traceback."""
+    try:
+        return function(argument)
+    except RequestError:
+        if type(argument) is dict:
+            release(argument)
+        raise
 
 
 def keep_for_reading(request: Request, body: dict[str, Any]) -> None:
@@ -203,6 +213,8 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
             code="invalid_json",
         ) from None
     if type(parsed) is not dict:
+        if type(parsed) is list:
+            release(parsed)
         raise InvalidRequestError("The body must be a JSON object.", code="invalid_json")
     return parsed
 

@@ -20,6 +20,7 @@ MAX_JSON_STRINGS = 2**18  # a dict of twice as many keys is enlarged in one go, 
 MAX_JSON_RUN = 2**19  # bytes without a comma that are no string's value: a key, a number or spaces
 PIECE = 2**16  # bytes that are parsed at once, in about a millisecond
 STRING_PART = 2**16
+ENTRIES_RELEASED = 2**14  # at once
 
 _SPACE = b" \t\n\r"
 _BRACE, _COMMA = ord("{"), ord(",")
@@ -79,6 +80,17 @@ def parse_in_pieces(text: bytes) -> Any:
         InvalidRequestError: it is nested too deeply or has too many parts; nothing has been made of it.
     """
     return _Building(text).of(list(_Cutting(text).pieces()))
+
+
+def release(value: Any) -> None:
+    """Empty a large JSON list or object, some entries at a time: to free a million numbers at once takes 20 ms."""
+    for each in value.values() if type(value) is dict else value:
+        if each and type(each) in (list, dict):
+            release(each)
+    if type(value) is dict:
+        value.clear()
+    while value:
+        del value[-ENTRIES_RELEASED:]
 
 
 class _Cutting:

@@ -526,6 +526,33 @@ def test_fault_stalls_a_million_ids_are_looked_at_some_at_a_time(monkeypatch: py
         DetokenizeRequest.model_validate({"tokens": [*ids, "5"]})
 
 
+def test_fault_stalls_a_large_body_that_is_refused_is_freed_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its traceback had it, and the event loop freed that."""
+    threads = Threads()
+    monkeypatch.setattr("tessera.app.http.body.release", threads.noting(json_reader.release))
+    large = [1.5] * (LARGE_BODY // 3)
+    for body in ({"model": "tiny", "prompt": large}, large, {"model": "tiny", "prompt": [1.5]}):
+        answer = call(FakeClient(always([])), tool_settings(tmp_path), "POST", "/v1/completions", json=body)
+        assert answer.status_code == 400, answer.text
+    assert threads == ["body", "body"]
+
+    class Entry:
+        def __del__(self) -> None:
+            left.append(len(entries))
+
+    left: list[int] = []
+    monkeypatch.setattr(json_reader, "ENTRIES_RELEASED", 2)
+    entries = [Entry() for _ in range(5)]
+    inner: dict[str, Any] = {"b": [[], [1], {"c": {}}]}
+    json_reader.release({"a": entries, "d": inner, "e": None})
+    assert len(left) == 5
+    assert max(map(left.count, left)) <= 2, "so many are freed at once"
+    assert not entries
+    assert not inner
+
+
 WRONG_ENTRIES: dict[str, tuple[type[RequestModel], dict[str, Any], list[str]]] = {
     "chat": (ChatCompletionRequest, {"messages": [HELLO]}, ["messages", "tools", "functions", "documents"]),
     "ids": (
