@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tessera.engine.ipc.sockets import connection as connection_module
 from tessera.engine.ipc.sockets import listener as listener_module
 from tessera.engine.ipc.sockets.connection import Connection, send_once
 from tessera.engine.ipc.sockets.frames import HEADER, MAX_BYTES, FrameError, FrameReader
@@ -22,6 +23,13 @@ from tests.support.blocking_client import BlockingClient
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 LARGE = 5 * 2**20  # bytes; many times what a socket holds
+
+
+@pytest.fixture(autouse=True)
+def sockets_keep_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the system allows."""
+    for module in (listener_module, connection_module):
+        monkeypatch.setattr(module, "SEND_BUFFER", 2**16)
 
 
 @pytest.fixture

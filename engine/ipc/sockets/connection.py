@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, FrameError, FrameReader
+from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, SEND_BUFFER, FrameError, FrameReader
 
 FIRST_RETRY, LAST_RETRY = 0.01, 0.1  # seconds until a server that does not listen yet is looked for again
 
@@ -43,6 +43,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._connect()
 
     def send(self, payload: bytes) -> None:

@@ -7,6 +7,7 @@ import struct
 HEADER = struct.Struct("<I")  # the message's length in bytes
 MAX_BYTES = 2**30  # of one message
 READ_BYTES = 2**18  # taken from a socket at once
+SEND_BUFFER = 2**22  # bytes kept for a receiver that is at work; the system may allow fewer
 
 
 class FrameError(ValueError):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 
-from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, FrameError, FrameReader
+from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, SEND_BUFFER, FrameError, FrameReader
 
 logger = logging.getLogger("tessera.engine")
 
@@ -155,6 +155,7 @@ class Listener:
                 self._epoll.modify(self._socket, 0)
             return
         connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._num_accepted += 1
         peer = Peer(b"%d" % self._num_accepted, connection)
         self._by_descriptor[connection.fileno()] = peer
