@@ -31,7 +31,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 NEVER = 2**31 - 1
 YOUNG_BETWEEN = 10  # collections of middle-aged objects, 7,000 allocations each, between two looks
 FEW_BLOCKS = 60_000  # of memory: all of them are collected in 3 to 10 ms
-MANY_BLOCKS = 2_000_000  # from here on garbage is worth a stall; about 150 MB
+MANY_BLOCKS = 300_000  # about 25 MB: 12 to 25 ms, which more of them would exceed
 
 
 def bound_heap() -> None:
