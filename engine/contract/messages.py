@@ -32,7 +32,7 @@ def request_address(run_dir: str | Path) -> str:
 
 
 def heartbeat_address(run_dir: str | Path) -> str:
-    """The Unix socket at which whoever connects gets the engine's heartbeats."""
+    """The Unix socket on which the engine publishes its heartbeats."""
     return f"{run_dir}/heartbeat.sock"
 
 

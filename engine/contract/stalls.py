@@ -22,7 +22,7 @@ LEAST_OTHER = 0.001  # seconds
 OLDEST_LOOK = 0.25  # seconds; the times of other threads are that old where they were not read during the stall
 SAMPLES_PER_LIMIT = 4
 LONGEST_PAUSE, SHORTEST_PAUSE = 0.25, 0.002  # seconds between two looks
-SHORT_LIMIT = 0.1  # seconds; beyond it nobody minds what a thread has computed in its pauses
+SHORT_LIMIT = 0.1  # seconds; up to it, what a thread computes in its pauses is subtracted
 
 
 @dataclass(frozen=True)

@@ -130,8 +130,7 @@ class EngineProcess:
                 if self._order is not None:
                     self._carry_out(self._order, engine.sleeper)
                     continue
-                self._listener.wait(patience)
-                with contextlib.suppress(BlockingIOError):
+                if wake_up.fileno() in self._listener.wait(patience):
                     wake_up.recv(64)
             engine.turns.begin()
             self._take_turn(engine)

@@ -73,7 +73,7 @@ class HeartbeatSender:
             if self._lifeline_fd in ready and not os.read(self._lifeline_fd, 4096):
                 self._on_orphaned()
                 break
-            self._listener.receive()  # nobody sends anything, but connections come and go
+            self._listener.receive()  # no messages come, but connections open and close
         self._listener.close()
 
 

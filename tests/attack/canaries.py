@@ -99,7 +99,7 @@ class Sent:
 
     @property
     def withheld(self) -> str:
-        """What the machine kept back, for a line about a late answer."""
+        """The time that the machine withheld, as the end of a line about a late answer."""
         parts = (("stolen from the machine", self.stolen), ("throttled by a quota", self.throttled))
         return "".join(f", {1000 * seconds:.0f} ms {what}" for what, seconds in parts if seconds)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tessera.engine.contract.machine import CGROUP
+
 STAT = Path("/proc/stat")
-CPU_STAT = Path("/sys/fs/cgroup/cpu.stat")
+CPU_STAT = CGROUP / "cpu.stat"
 STEAL = 8  # the field of a `cpu` line
 TICK = 1 / os.sysconf("SC_CLK_TCK")  # seconds
 

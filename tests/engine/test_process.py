@@ -394,7 +394,6 @@ def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
     monkeypatch.setattr(EngineProcess, "_drain_on_sigterm", lambda self: self._wake_up_sockets[0])
     process = EngineProcess(str(tmp_path), str(tmp_path), lambda message: None)
     process._wake_up_sockets = socketpair()
-    process._wake_up_sockets[0].setblocking(False)
     with contextlib.closing(BlockingClient(request_address(tmp_path), DEADLINE)) as client:
         send(client, add("scored", [1], 1))
         send(client, Drain())

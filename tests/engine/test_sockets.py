@@ -234,7 +234,7 @@ def test_a_server_may_come_up_later_and_hears_what_was_sent_before(path: str) ->
             listener.send(b"1", b"welcome")
             assert await receiver.receive() == b"welcome"
         assert await receiver.receive() is None
-        receiver.connection.send(b"nobody hears this")
+        receiver.connection.send(b"this is lost")
         receiver.connection.close()
         receiver.connection.send(b"nor this")
 

@@ -24,7 +24,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 @dataclass(frozen=True)
 class Source:
-    """What the tests below want of a file, whose tree is not kept: a million nodes would slow all tests after them."""
+    """What the tests below check of a file. Its tree is not kept: a million nodes would slow all later tests."""
 
     docstring: str | None
     imports: tuple[str, ...]

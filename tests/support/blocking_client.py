@@ -25,9 +25,10 @@ class BlockingClient:
         end = time.monotonic() + timeout
         while not self._connects(path):
             if time.monotonic() > end:
-                raise TimeoutError(f"nobody listens at {path}")
+                raise TimeoutError(f"no server listens at {path}")
             time.sleep(RETRY)
         self._reader = FrameReader()
+        self._scratch = memoryview(bytearray(READ_BYTES))
         self._received: deque[bytes] = deque()
 
     def _connects(self, path: str) -> bool:
@@ -41,10 +42,7 @@ class BlockingClient:
 
     def receive(self) -> bytes:
         while not self._received:
-            data = self._socket.recv(READ_BYTES)
-            if not data:
-                raise ConnectionResetError("the other side has gone")
-            self._received.extend(self._reader.feed(memoryview(data)))
+            self._received.extend(self._reader.receive(self._socket, self._scratch))
         return self._received.popleft()
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, SEND_BUFFER, FrameError, FrameReader
+from tessera.engine.ipc.sockets.outgoing import Outgoing
 
 FIRST_RETRY, LAST_RETRY = 0.01, 0.1  # seconds until a server that does not listen yet is looked for again
 
@@ -37,7 +38,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._scratch = memoryview(bytearray(READ_BYTES))
-        self._unsent: deque[memoryview] = deque()
+        self._outgoing = Outgoing()
         self._is_connected = False
         self._retry = FIRST_RETRY
         self._timer: asyncio.TimerHandle | None = None
@@ -50,20 +51,13 @@ class Connection:
         """Returns at once; what is sent to a server that has gone is lost."""
         if self.is_closed or self.is_lost:
             return
-        frame = (HEADER.pack(len(payload)), payload)
-        sent = 0
-        if self._is_connected and not self._unsent:
-            try:
-                sent = self._socket.sendmsg(frame)
-            except BlockingIOError:
-                pass
-            except OSError:  # reading tells
-                return
-            if sent == HEADER.size + len(payload):
-                return
-        self._unsent.append(memoryview(b"".join(frame))[sent:])
-        if self._is_connected:
-            self._loop.add_writer(self._socket.fileno(), self._write)
+        if not self._is_connected:
+            self._outgoing.keep(payload)
+            return
+        with contextlib.suppress(OSError):  # reading tells
+            self._outgoing.send(self._socket, payload)
+            if self._outgoing:
+                self._loop.add_writer(self._socket.fileno(), self._write)
 
     def close(self) -> None:
         if self.is_closed:
@@ -83,7 +77,7 @@ class Connection:
             return
         self._is_connected = True
         self._loop.add_reader(self._socket.fileno(), self.read)
-        if self._unsent:
+        if self._outgoing:
             self._loop.add_writer(self._socket.fileno(), self._write)
             self._write()
 
@@ -104,31 +98,21 @@ class Connection:
         if not self._is_connected:
             return False
         try:
-            size = self._socket.recv_into(self._scratch)
-            self.received.extend(self._reader.feed(self._scratch[:size]))
+            self.received.extend(self._reader.receive(self._socket, self._scratch))
         except BlockingIOError:
             return False
         except (OSError, FrameError):
-            size = 0
-        if size == 0:
             self.is_lost = True
             self._stop_watching()
         return True
 
     def _write(self) -> None:
         try:
-            while self._unsent:
-                first = self._unsent[0]
-                sent = self._socket.send(first)
-                if sent == len(first):
-                    self._unsent.popleft()
-                else:
-                    self._unsent[0] = first[sent:]
-        except BlockingIOError:
-            return
+            self._outgoing.send_kept(self._socket)
         except OSError:  # reading tells
-            self._unsent.clear()
-        self._loop.remove_writer(self._socket.fileno())
+            self._outgoing.clear()
+        if not self._outgoing:
+            self._loop.remove_writer(self._socket.fileno())
 
     def _stop_watching(self) -> None:
         if self._is_connected:

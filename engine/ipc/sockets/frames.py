@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 
 HEADER = struct.Struct("<I")  # the message's length in bytes
@@ -11,7 +12,7 @@ SEND_BUFFER = 2**22  # bytes kept for a receiver that is at work; the system may
 
 
 class FrameError(ValueError):
-    """What was received is no message."""
+    """The bytes received are not a valid message."""
 
 
 class FrameReader:
@@ -19,6 +20,19 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._rest = bytearray()
+
+    def receive(self, source: socket.socket, scratch: memoryview) -> list[bytes]:
+        """The messages that end with what the socket has, at most `len(scratch)` bytes.
+
+        Raises:
+            BlockingIOError: it has nothing now.
+            OSError: the other side is gone.
+            FrameError: a message is longer than MAX_BYTES.
+        """
+        size = source.recv_into(scratch)
+        if size == 0:
+            raise ConnectionResetError("the other side has closed the connection")
+        return self.feed(scratch[:size])
 
     def feed(self, data: memoryview) -> list[bytes]:
         """The messages that end with `data`, in order.

@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 
-from tessera.engine.ipc.sockets.frames import HEADER, READ_BYTES, SEND_BUFFER, FrameError, FrameReader
+from tessera.engine.ipc.sockets.frames import READ_BYTES, SEND_BUFFER, FrameError, FrameReader
+from tessera.engine.ipc.sockets.outgoing import Outgoing
 
 logger = logging.getLogger("tessera.engine")
 
 BACKLOG = 128  # connections that wait to be accepted
 MAX_UNSENT = 2**30  # bytes for a client, which counts as gone if it leaves more unread
-WRITE_BYTES = 2**18  # given to a socket at once
 WRITER_LOOK_MS = 20  # until the writing thread notices one more client that reads slowly
 SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE = 0.1  # seconds without accepting connections, where descriptors or memory are short
@@ -31,8 +31,7 @@ class Peer:
         self.name = name
         self.socket = connection
         self.reader = FrameReader()
-        self.unsent: deque[memoryview] = deque()
-        self.num_unsent = 0  # bytes
+        self.outgoing = Outgoing()
 
 
 class Listener:
@@ -73,22 +72,22 @@ class Listener:
         """`wait` ends when this one can be read, too."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
-    def wait(self, patience: float, timeout: float | None = None) -> None:
-        """Return when there is something to receive.
+    def wait(self, patience: float, timeout: float | None = None) -> list[int]:
+        """Return when there is something to receive; -> the descriptors that can be read, those watched among them.
 
         Args:
             patience: seconds for which the thread looks without sleeping: a core that has slept is slow at first.
             timeout: seconds after them; None: any number.
         """
         if self._received:
-            return
+            return []
         if self._accepts_at is not None:
             timeout = PAUSE
         end = time.monotonic() + patience
         while time.monotonic() < end:
-            if self._epoll.poll(0):
-                return
-        self._epoll.poll(timeout)
+            if ready := self._epoll.poll(0):
+                return [descriptor for descriptor, _ in ready]
+        return [descriptor for descriptor, _ in self._epoll.poll(timeout)]
 
     def receive(self) -> tuple[bytes, bytes] | None:
         """The next message and who sent it; None if there is none now."""
@@ -103,19 +102,19 @@ class Listener:
             peer = self._peers.get(client)
             if peer is None:
                 return False
-            frame = (HEADER.pack(len(payload)), payload)
-            sent = 0
-            if not peer.unsent:
-                try:
-                    sent = peer.socket.sendmsg(frame)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    self._forget(peer)
-                    return False
-                if sent == HEADER.size + len(payload):
-                    return True
-            return self._keep(peer, memoryview(b"".join(frame))[sent:])
+            try:
+                peer.outgoing.send(peer.socket, payload)
+            except OSError:
+                self._forget(peer)
+                return False
+            if peer.outgoing.num_bytes > MAX_UNSENT:
+                logger.warning("a client that has left %d bytes unread counts as gone", peer.outgoing.num_bytes)
+                self._forget(peer)
+                return False
+            if peer.outgoing and self._writer is None:
+                self._writer = threading.Thread(target=self._write, name="unsent", daemon=True)
+                self._writer.start()
+            return True
 
     def send_to_all(self, payload: bytes) -> None:
         for client in list(self._peers):
@@ -165,46 +164,32 @@ class Listener:
 
     def _read_peer(self, peer: Peer) -> None:
         try:
-            size = peer.socket.recv_into(self._scratch)
-            frames = peer.reader.feed(self._scratch[:size])
+            frames = peer.reader.receive(peer.socket, self._scratch)
         except BlockingIOError:
             return
         except (OSError, FrameError) as error:
             if isinstance(error, FrameError):
                 logger.warning("a client's connection is closed: %s", error)
-            size, frames = 0, []
-        self._received.extend([(peer.name, frame) for frame in frames])
-        if size == 0:
             with self._lock:
                 self._forget(peer)
             del self._by_descriptor[peer.socket.fileno()]
             peer.socket.close()
+            return
+        self._received.extend([(peer.name, frame) for frame in frames])
 
     def _forget(self, peer: Peer) -> None:
         """It is sent nothing more; the reading thread closes its socket."""
         self._peers.pop(peer.name, None)
-        peer.unsent.clear()
+        peer.outgoing.clear()
         with contextlib.suppress(OSError):
             peer.socket.shutdown(socket.SHUT_RDWR)
-
-    def _keep(self, peer: Peer, rest: memoryview) -> bool:
-        if peer.num_unsent + len(rest) > MAX_UNSENT:
-            logger.warning("a client that has left %d bytes unread counts as gone", peer.num_unsent)
-            self._forget(peer)
-            return False
-        peer.unsent.append(rest)
-        peer.num_unsent += len(rest)
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._write, name="unsent", daemon=True)
-            self._writer.start()
-        return True
 
     def _write(self) -> None:
         """Send what is unsent until nothing is."""
         while True:
             poller = select.poll()
             with self._lock:
-                waiting = {peer.socket.fileno(): peer for peer in self._peers.values() if peer.unsent}
+                waiting = {peer.socket.fileno(): peer for peer in self._peers.values() if peer.outgoing}
                 if not waiting:
                     self._writer = None
                     return
@@ -212,19 +197,8 @@ class Listener:
                     poller.register(descriptor, select.POLLOUT)
             for descriptor, _ in poller.poll(WRITER_LOOK_MS):
                 with self._lock:
-                    self._write_peer(waiting[descriptor])
-
-    def _write_peer(self, peer: Peer) -> None:
-        try:
-            while peer.unsent:
-                first = peer.unsent[0]
-                sent = peer.socket.send(first[:WRITE_BYTES])
-                peer.num_unsent -= sent
-                if sent == len(first):
-                    peer.unsent.popleft()
-                else:
-                    peer.unsent[0] = first[sent:]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._forget(peer)
+                    peer = waiting[descriptor]
+                    try:
+                        peer.outgoing.send_kept(peer.socket)
+                    except OSError:
+                        self._forget(peer)
