@@ -148,6 +148,11 @@ class DraftModel(ModelRunner):
         shapes = [step.inputs.shape for step in self._graphs.recorded]
         self.capture_chains(self.device, [shape.num_seqs for shape in shapes if shape.is_decode])
 
+    @property
+    def _leaves_prompts(self) -> bool:
+        """Each graph is followed by one of the choice."""
+        return False
+
     def capture_chains(self, device: Any, sizes: Sequence[int]) -> None:
         """Graphs of the steps behind the first, for these numbers of sequences."""
         num_steps = self._drafts.shape[0] - 1

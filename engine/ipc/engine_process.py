@@ -67,6 +67,7 @@ FLUSH_SECONDS = 2.0  # an exiting engine waits so long for clients to take its l
 CONFIRM_SECONDS = 0.5  # without an output until a client is told that its request waits
 PATIENCE = 0.002  # seconds without work for which the thread stays awake, as the next request often comes by then
 CORES_FOR_PATIENCE = 8  # with fewer the app process may need this one
+IDLE_SECONDS = 0.05  # without work until what the start has left is done, a few milliseconds at a time
 RECEIVE_SECONDS = 0.005  # for messages between two steps; one that has begun is taken to its end
 STDIN_FD = 0
 
@@ -85,6 +86,7 @@ class EngineProcess:
         self._report = report
         self._order: Sleep | WakeUp | None = None  # to be carried out when there is no work
         self._is_asleep = False
+        self._is_prepared = False  # nothing is left of the start
         self._unconfirmed: dict[tuple[bytes, str], float] = {}  # sequences without an output, and when they came
         self._outbox = Outbox()
         self._metrics: MetricsThread | None = None
@@ -130,11 +132,22 @@ class EngineProcess:
                 if self._order is not None:
                     self._carry_out(self._order, engine.sleeper)
                     continue
-                if wake_up.fileno() in self._listener.wait(patience):
+                if wake_up.fileno() in self._wait(engine, patience):
                     wake_up.recv(64)
             engine.turns.begin()
             self._take_turn(engine)
             engine.turns.end()
+
+    def _wait(self, engine: LoadedEngine, patience: float) -> list[int]:
+        """As the listener's `wait`; meanwhile do what the start has left, if there is no work for a while."""
+        idle = IDLE_SECONDS
+        while not (self._is_prepared or self._is_asleep):
+            ready = self._listener.wait(patience, idle)
+            if ready or self._listener.has_received:
+                return ready
+            self._is_prepared = not engine.prepare_next()
+            patience = idle = 0.0
+        return self._listener.wait(patience)
 
     def _take_turn(self, engine: LoadedEngine) -> None:
         """Receive what has come, do a step, and send what it gave."""

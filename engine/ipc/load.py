@@ -153,6 +153,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         prefix_report=prefix_report,
         adapters=adapters,
         loads_adapters=config.allow_lora_loading,
+        prepare_next=runner.capture_next,
     )
     if ranks is not None:
         return engine  # ranks sleep on none of their devices yet

@@ -69,6 +69,7 @@ class LoadedEngine:
     prefix_report: PrefixReport | None = None
     adapters: AdapterCatalog | None = None
     loads_adapters: bool = False  # when clients ask for it
+    prepare_next: Callable[[], bool] = lambda: False  # a little of what the start has left; False once nothing is left
 
     @property
     def has_work(self) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tessera.engine.contract.errors import OutOfMemoryError
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import Tensor
+
+logger = logging.getLogger(__name__)
 
 # Steps with prompts: beyond the largest, launching kernels one by one costs nothing extra. From 128 on, a GEMM's time
 # grows with every tile of 128 rows.
@@ -39,6 +43,9 @@ class StepGraphs:
 
     Padded rows store nothing and sample nothing; padded tokens belong to padded rows. Small decodes with contexts of at
     most `short_context` have graphs of their own.
+
+    There are five times as many shapes with prompts as without, and to capture them takes as long as all else of a
+    start. So they can be left until they are needed, or until there is nothing else to do: see `capture`.
     """
 
     def __init__(
@@ -68,6 +75,8 @@ class StepGraphs:
         self._verified_shapes = [StepShape(size, size, size, verifies=True) for size in self._verified_sizes]
         self._steps: dict[StepShape, StepGraph] = {}
         self._short_steps: dict[StepShape, StepGraph] = {}
+        self._capture: Callable[[StepShape, int], StepGraph]
+        self._left: dict[StepShape, None] = {}  # without a graph yet, those that are needed most often first
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
@@ -89,8 +98,13 @@ class StepGraphs:
         ]
         return sorted({*decodes, *prompts, *self._verified_shapes}, key=lambda shape: -shape.num_tokens)
 
-    def capture(self, device: Any, make_inputs: MakeInputs, forward: Forward) -> list[StepGraph]:
-        """Capture a forward of each shape on a CUDA device; -> the graphs of decodes and of verified drafts."""
+    def capture(
+        self, device: Any, make_inputs: MakeInputs, forward: Forward, *, leaves_prompts: bool = False
+    ) -> list[StepGraph]:
+        """Capture a forward of each shape on a CUDA device; -> the graphs of decodes and of verified drafts.
+
+        `leaves_prompts`: shapes with prompts are captured when they are needed, or by `capture_next` before.
+        """
 
         def capture(shape: StepShape, max_context_len: int) -> StepGraph:
             inputs = make_inputs(shape, self._most_tokens_of_row(shape), max_context_len)
@@ -98,7 +112,11 @@ class StepGraphs:
                 logits = forward(inputs)
             return StepGraph(inputs, logits, finish())
 
+        self._capture = capture
         for shape in self.shapes():
+            if leaves_prompts and not (shape.is_decode or shape.verifies):
+                self._left[shape] = None
+                continue
             self._steps[shape] = capture(shape, self._max_model_len)
             if (
                 shape.is_decode
@@ -106,7 +124,26 @@ class StepGraphs:
                 and self._max_model_len > self._short_context
             ):
                 self._short_steps[shape] = capture(shape, self._short_context)
+        self._left = dict.fromkeys(sorted(self._left, key=lambda shape: (shape.num_seqs, shape.num_tokens)))
         return [step for shape, step in self._steps.items() if shape.is_decode or shape.verifies]
+
+    def capture_next(self) -> bool:
+        """Capture a shape that was left; False once there is none. Not while a step is being submitted."""
+        shape = next(iter(self._left), None)
+        if shape is None:
+            return False
+        self._step_of(shape)
+        return True
+
+    def _step_of(self, shape: StepShape) -> StepGraph | None:
+        """None where memory was too short for the graph of a shape that was left."""
+        if shape in self._left:
+            del self._left[shape]
+            try:
+                self._steps[shape] = self._capture(shape, self._max_model_len)
+            except OutOfMemoryError as error:
+                logger.warning("steps of %d tokens are launched kernel by kernel: %s", shape.num_tokens, error)
+        return self._steps.get(shape)
 
     def _most_tokens_of_row(self, shape: StepShape) -> int:
         if shape.verifies:
@@ -133,7 +170,7 @@ class StepGraphs:
         if tokens == len(self._prompt_tokens) or seqs == len(self._prompt_seqs):
             return None
         padded = self._prompt_shape(self._prompt_tokens[tokens], self._prompt_seqs[seqs])
-        return self._steps[padded] if padded.num_sampled >= shape.num_sampled else None
+        return self._step_of(padded) if padded.num_sampled >= shape.num_sampled else None
 
     def _find_verified(self, batch: StepBatch) -> StepGraph | None:
         """Each token may be a row, and is sampled; padded tokens are rows of their own."""

@@ -234,14 +234,27 @@ class ModelRunner:
         self.warm_up()
         if self.config.enforce_eager:
             return
-        for step in self._graphs.capture(device, self._inputs, self._forward):
+        for step in self._graphs.capture(device, self._inputs, self._forward, leaves_prompts=self._leaves_prompts):
             if self._sampler is not None:
                 whole = step.logits if self._ranks is None else self._buffers.logits[: step.logits.shape[0]]
                 self._sampler.capture(device, whole, step.inputs)
             if self._slices is not None and not step.inputs.shape.verifies:
                 self._slices.capture(device, step.logits, step.inputs)
         if self._adapter_slots is not None:  # what samples is the same
-            self._adapted_graphs.capture(device, self._inputs, partial(self._forward, adapted=True))
+            forward = partial(self._forward, adapted=True)
+            self._adapted_graphs.capture(device, self._inputs, forward, leaves_prompts=self._leaves_prompts)
+
+    @property
+    def _leaves_prompts(self) -> bool:
+        """Whether graphs of steps with prompts may be captured between two steps.
+
+        Ranks capture together, and layers that come from the host are on their way while steps run.
+        """
+        return self._ranks is None and self.drafter is None and self._weights.stream is None
+
+    def capture_next(self) -> bool:
+        """Capture a CUDA graph that was left for a moment without work; False once there is none."""
+        return self._graphs.capture_next() or self._adapted_graphs.capture_next()
 
     @property
     def short_rope_len(self) -> int:

@@ -70,7 +70,7 @@ def load_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("model", "concurrency", "input_len", "output_len", "stream"))
 
 
-def _standard_error(values: list[float]) -> float:
+def standard_error(values: list[float]) -> float:
     """Of their mean, relative to it; 0 for a single value."""
     if len(values) < 2:
         return 0.0
@@ -98,7 +98,7 @@ def compared(base: list[list[dict[str, Any]]], own: list[list[dict[str, Any]]]) 
                     "after": statistics.mean(after),
                     "spread": 100 * (max(before) / min(before) - 1),
                     "better": change if figure in HIGHER_IS_BETTER else -change,
-                    "error": 100 * ratio * math.hypot(_standard_error(before), _standard_error(after)),
+                    "error": 100 * ratio * math.hypot(standard_error(before), standard_error(after)),
                 }
             )
     return rows

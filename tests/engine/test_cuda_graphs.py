@@ -5,6 +5,7 @@ A recording on the CPU is a forward that is computed again at each launch, over 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.contract.config import EngineConfig
+from tessera.engine.contract.errors import OutOfMemoryError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
@@ -180,6 +182,77 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     before = len(recorder.replays)
     short_model.capture(recorder, make_inputs, forward_nothing)
     assert len(recorder.replays) - before == len(short_model.shapes()), "nothing twice where all contexts are short"
+
+
+def batch_of(num_tokens: int, num_seqs: int) -> Any:
+    return SimpleNamespace(
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+        num_sampled=num_seqs,
+        prompt_rows=None,
+        context_lens=np.ones(num_seqs, np.int32),
+        verifies=False,
+    )
+
+
+class ShapeRecorder(Recorder):
+    """Keeps the shapes of what it captures, and has no memory for some."""
+
+    def __init__(self, *, without: Callable[[StepShape], bool] = lambda shape: False) -> None:
+        super().__init__()
+        self.forwarded = None, None
+        self.shapes: list[StepShape] = []
+        self._without = without
+
+    def make_inputs(self, shape: StepShape, max_seqlen_q: int, max_context_len: int) -> Any:
+        self.shapes.append(shape)
+        if self._without(shape):
+            raise OutOfMemoryError("the device has no memory left")
+        return SimpleNamespace(shape=shape)
+
+
+def test_shapes_with_prompts_are_left_until_they_are_needed_or_nothing_else_is_to_do() -> None:
+    recorder, at_once = ShapeRecorder(), ShapeRecorder()
+    steps, whole = (StepGraphs(40, 2048, 8192, SHORT_CONTEXT) for _ in range(2))
+    decodes = steps.capture(recorder, recorder.make_inputs, forward_nothing, leaves_prompts=True)
+    assert all(shape.is_decode for shape in recorder.shapes)
+    assert [step.inputs.shape for step in whole.capture(at_once, at_once.make_inputs, forward_nothing)] == [
+        step.inputs.shape for step in decodes
+    ]
+    assert steps.full_sizes == whole.full_sizes
+
+    needed, again = steps.find(batch_of(300, 20)), steps.find(batch_of(310, 20))
+    assert needed is not None
+    assert needed is again
+    assert needed.inputs.shape == whole.find(batch_of(300, 20)).inputs.shape == recorder.shapes[-1]  # type: ignore[union-attr]
+    before = len(recorder.shapes)
+    assert steps.capture_next()
+    assert recorder.shapes[before:] == [StepShape(16, 2, 2)], "one at a time, short prompts of few sequences first"
+    for _ in range(len(whole.shapes())):
+        if not steps.capture_next():
+            break
+    assert Counter(recorder.shapes) == Counter(at_once.shapes), "each as often"
+    assert not steps.capture_next()
+    assert not whole.capture_next()
+
+
+def test_a_shape_that_was_left_and_finds_no_memory_is_launched_kernel_by_kernel() -> None:
+    def is_large(shape: StepShape) -> bool:
+        return shape.num_tokens > 1000
+
+    recorder = ShapeRecorder(without=is_large)
+    steps = StepGraphs(40, 2048, 8192, SHORT_CONTEXT)
+    steps.capture(recorder, recorder.make_inputs, forward_nothing, leaves_prompts=True)
+    assert steps.find(batch_of(2000, 3)) is None
+    tried = len(recorder.shapes)
+    assert steps.find(batch_of(2000, 3)) is None
+    assert len(recorder.shapes) == tried, "it is not tried at each step"
+    assert steps.find(batch_of(500, 3)) is not None
+    while steps.capture_next():
+        pass
+    assert len([shape for shape in recorder.shapes if is_large(shape)]) == len(
+        {shape for shape in steps.shapes() if is_large(shape)}
+    )
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1]), (3, [1, 2, 3]), (20, [1, 2, 4, 8, 16, 20])])

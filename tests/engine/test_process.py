@@ -375,6 +375,40 @@ def test_fault_fairness_d6_a_flood_of_messages_leaves_time_for_steps(
     process.close()
 
 
+def test_what_the_start_has_left_is_done_between_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece at a time, when there is no work."""
+    silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
+    monkeypatch.setattr(process_module, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(EngineProcess, "_drain_on_sigterm", lambda self: self._wake_up_sockets[0])
+    process = EngineProcess(str(tmp_path), str(tmp_path), lambda message: None)
+    process._wake_up_sockets = socketpair()
+    done: list[str] = []
+
+    class WatchedCore(stub_engine.StubCore):
+        def step(self) -> dict[bytes, list[RequestOutput]]:
+            done.append("step")
+            return super().step()
+
+    with contextlib.closing(BlockingClient(request_address(tmp_path), DEADLINE)) as client:
+
+        def prepare_next() -> bool:
+            done.append("piece")
+            pieces = done.count("piece")
+            if pieces == 2:
+                send(client, add("between", [1], 3))
+            if pieces == 4:
+                send(client, Drain())
+            return pieces < 4
+
+        process.run(LoadedEngine(WatchedCore(), INFO, lambda: b"", prepare_next=prepare_next))
+        assert [output.token_ids for output in receive_outputs(client, "between")] == [[2], [3], [4]]
+    process.close()
+    for each in process._wake_up_sockets:
+        each.close()
+    assert done == ["piece", "piece", "step", "step", "step", "piece", "piece"]
+
+
 def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,11 @@ class Listener:
                 return [descriptor for descriptor, _ in ready]
         return [descriptor for descriptor, _ in self._epoll.poll(timeout)]
 
+    @property
+    def has_received(self) -> bool:
+        """Whether `receive` gives a message at once; False where one has arrived that has not been read yet."""
+        return bool(self._received)
+
     def receive(self) -> tuple[bytes, bytes] | None:
         """The next message and who sent it; None if there is none now."""
         received = self._received
