@@ -319,6 +319,7 @@ class EngineCore:
         if step is not None:
             submitted = self._clock()
             in_flight.append((step, self._runner.start(step.batch), submitted, bool(in_flight)))
+            self.scheduler.record_launch(step, self._clock() - submitted)
         self._emit_late(outputs)
         if step is not None:
             # Nothing above waits for what follows, which may run beside the step.

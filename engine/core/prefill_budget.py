@@ -27,6 +27,7 @@ MIN_PREFILL_TOKENS = 64  # in a step: fewer take the device as long
 SATURATING_TOKENS = 512  # with this many in a step the device is busy: more are computed no faster
 SATURATING_EXPERT_ROWS = 256  # likewise, of a mixture's expert on average
 MIN_ROUND_DOWN = 0.9  # share of the wanted tokens down to which a step is rounded down to a full size
+MAX_LAUNCH_EXCESS = 1.25  # times the wanted duration that a step may take whose kernels are launched one by one
 SMOOTHING = 0.25  # weight of the newest measurement
 
 
@@ -34,8 +35,9 @@ class PrefillBudget:
     """Budgets prompt tokens by the measured time of past steps; without measurements nothing is limited.
 
     `full_sizes`: ascending numbers of tokens at which a step with prompts wastes nothing. A step between two of them
-    costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them; steps
-    beyond the last waste little. `experts_per_chosen`: a mixture's experts for each that a token passes; such a step
+    costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them. Kernels of
+    steps beyond the last are launched one by one: it takes as long to launch them as to compute thousands of a small
+    model's tokens. `experts_per_chosen`: a mixture's experts for each that a token passes; such a step
     reads nearly all of them, however few tokens it has.
     """
 
@@ -44,14 +46,30 @@ class PrefillBudget:
         self._saturating_tokens = max(SATURATING_TOKENS, round(SATURATING_EXPERT_ROWS * experts_per_chosen))
         self._decode_seconds: float | None = None
         self._seconds_per_token: float | None = None
+        self._launch_seconds: float | None = None  # of a step beyond the full sizes
 
-    def record_step(self, num_prompt_tokens: int, seconds: float) -> None:
+    def record_launch(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a step of `num_tokens` that the host took `seconds` to submit."""
+        if self._full_sizes and num_tokens > self._full_sizes[-1]:
+            self._launch_seconds = _smoothed(self._launch_seconds, seconds)
+
+    def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0) -> None:
         """Learn from a step that took `seconds` with this many prompt tokens beside its decodes."""
         if num_prompt_tokens == 0:
             self._decode_seconds = _smoothed(self._decode_seconds, seconds)
         elif self._decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
+            is_launched = bool(self._full_sizes) and num_prompt_tokens + num_decodes > self._full_sizes[-1]
+            if is_launched and num_prompt_tokens < self._tokens_while_launching:
+                return  # the device waited for the host
             extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
             self._seconds_per_token = _smoothed(self._seconds_per_token, extra)
+
+    @property
+    def _tokens_while_launching(self) -> float:
+        """Prompt tokens that the device computes beside decodes while the host launches the kernels of such a step."""
+        if self._launch_seconds is None or self._decode_seconds is None or not self._seconds_per_token:
+            return 0.0
+        return max(self._launch_seconds - self._decode_seconds, 0.0) / self._seconds_per_token
 
     def tokens_beside_decodes(
         self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
@@ -88,7 +106,7 @@ class PrefillBudget:
             return most
         limit = self._tokens_in_max_seconds(self._seconds_per_token)
         if num_prompts > 1 and self._decode_seconds is not None:
-            soonest = math.sqrt(num_prompts * prompt_len * self._decode_seconds / self._seconds_per_token)
+            soonest = self._soonest(num_prompts * prompt_len, self._decode_seconds, self._seconds_per_token)
             limit = min(limit, max(soonest, prompt_len, self._saturating_tokens))
         if num_prompts > 1 and prompt_len >= LONG_PROMPT:
             seconds = min(MAX_LONG_PREFILL_SECONDS, LONG_PREFILL_SECONDS_PER_PROMPT * num_prompts)
@@ -105,6 +123,28 @@ class PrefillBudget:
         wanted = (MAX_SLOWDOWN_FOR_OTHERS - 1) * self._decode_seconds / self._seconds_per_token
         return self._rounded(max(wanted, MIN_PREFILL_TOKENS), most, num_decodes)
 
+    def _soonest(self, num_tokens: float, decode_seconds: float, seconds_per_token: float) -> float:
+        """Tokens of a step by which prompts with `num_tokens` together get the mean first token soonest."""
+        mean = math.sqrt(num_tokens * decode_seconds / seconds_per_token)
+        if not self._full_sizes or mean <= self._full_sizes[-1] or mean >= self._tokens_while_launching:
+            return mean
+
+        def mean_seconds(size: float) -> float:
+            seconds = decode_seconds + size * seconds_per_token
+            return (math.ceil(num_tokens / size) + 1) / 2 * seconds
+
+        return min(self._full_sizes[-1], self._tokens_while_launching, key=mean_seconds)
+
+    def _beyond_full_sizes(self, tokens: int, most: int, num_decodes: int) -> int:
+        """Nothing in between is computed sooner than what the device computes while the host launches the kernels."""
+        hidden = int(self._tokens_while_launching)
+        if tokens >= hidden or self._decode_seconds is None or self._launch_seconds is None:
+            return tokens
+        wanted_seconds = self._decode_seconds + tokens * (self._seconds_per_token or 0.0)
+        if self._launch_seconds <= MAX_LAUNCH_EXCESS * wanted_seconds:
+            return min(hidden, most)
+        return min(max(self._full_sizes[-1] - num_decodes, 1), tokens)
+
     def _tokens_in_max_seconds(self, seconds_per_token: float) -> float:
         seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (self._decode_seconds or 0.0))
         return max(seconds / seconds_per_token, self._saturating_tokens)
@@ -114,7 +154,7 @@ class PrefillBudget:
         tokens, sizes = int(min(wanted, most)), self._full_sizes
         above = bisect_left(sizes, tokens + num_decodes)
         if above == len(sizes):
-            return tokens
+            return self._beyond_full_sizes(tokens, most, num_decodes)
         fewer = sizes[above - 1] - num_decodes if above else 0
         return fewer if fewer >= MIN_ROUND_DOWN * tokens else min(sizes[above] - num_decodes, most)
 

@@ -134,7 +134,13 @@ class Scheduler:
     def record_duration(self, step: ScheduledStep, seconds: float) -> None:
         """An executed step took `seconds`."""
         if not step.verified and not step.reads_texts:
-            self._prefill_budget.record_step(sum(count for count in step.num_scheduled_tokens if count > 1), seconds)
+            of_prompts = [count for count in step.num_scheduled_tokens if count > 1]
+            num_decodes = len(step.num_scheduled_tokens) - len(of_prompts)
+            self._prefill_budget.record_step(sum(of_prompts), seconds, num_decodes)
+
+    def record_launch(self, step: ScheduledStep, seconds: float) -> None:
+        """The host took `seconds` to submit a step."""
+        self._prefill_budget.record_launch(step.batch.num_tokens, seconds)
 
     def give_back(self, sequence: Sequence, num_rejected: int) -> None:
         """So many tokens of the sequence's draft were rejected: they are not computed, and need no blocks."""

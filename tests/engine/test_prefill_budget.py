@@ -22,9 +22,10 @@ from tessera.engine.core.prefill_budget import (
     SMALL_BACKLOG,
     PrefillBudget,
 )
+from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.step_batch import StepBatch
 from tests.support.fake_runner import Harness
-from tests.support.virtual_engine import LLAMA_8B, run_load
+from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, run_load
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
@@ -35,6 +36,11 @@ def learned(full_sizes: tuple[int, ...] = ()) -> PrefillBudget:
         budget.record_step(0, DECODE)
         budget.record_step(500, DECODE + 500 * TOKEN)
     return budget
+
+
+def fill_steps(scheduler: Scheduler) -> None:
+    """Each step takes as much of the prompts as it holds."""
+    scheduler._prompt_token_budget = lambda: scheduler.max_num_batched_tokens  # type: ignore[method-assign]
 
 
 def steps_that_take_time(engine: Harness) -> list[int]:
@@ -119,14 +125,57 @@ def test_many_short_prompts_are_computed_in_the_steps_that_give_the_soonest_firs
     assert learned().tokens_for_many_prompts(8192, 0, 2, 900) == 900, "a prompt in two pieces is later, not sooner"
 
 
+def launched(seconds: float, token: float = 2e-6) -> PrefillBudget:
+    """Learned of a model that computes a prompt's token in `token`, and whose host launches kernels for `seconds`."""
+    budget = PrefillBudget((1024, 2048))
+    for _ in range(50):
+        budget.record_step(0, DECODE)
+        budget.record_step(1000, DECODE + 1000 * token)
+        budget.record_launch(4000, seconds)
+    return budget
+
+
+def test_no_step_is_longer_than_the_full_sizes_and_shorter_than_launching_its_kernels() -> None:
+    """While the host launches for 13 ms the device computes 4,000 tokens beside decodes of 5 ms."""
+    budget = launched(0.013)
+    sizes = {budget.tokens_for_many_prompts(8192, 0, num_prompts, 512) for num_prompts in range(1, 200)}
+    assert any(size <= 2048 for size in sizes)
+    assert any(size >= 4000 for size in sizes)
+    assert not any(2048 < size < 3999 for size in sizes)
+    beside = {budget.tokens_beside_decodes(300 * 512, 8192, 64, num_prompts, 512) for num_prompts in range(1, 20)}
+    assert not any(2048 - 64 < size < 3999 for size in beside)
+    assert budget.tokens_beside_decodes(2500, 2500, 64, 12, 512) <= 2500, "a step holds no more than it may"
+
+    large = launched(0.013, TOKEN)
+    sizes = {large.tokens_beside_decodes(20 * 2500, 8192, 8, num_prompts, 2500) for num_prompts in range(1, 20)}
+    assert any(2048 < size < 3000 for size in sizes), "a large model's device is busy for longer"
+
+
+def test_a_step_whose_kernels_take_longer_to_launch_says_nothing_of_a_token() -> None:
+    budget = launched(0.013)
+    before = budget.tokens_beside_decodes(100_000, 8192, 8)
+    for _ in range(20):
+        budget.record_step(3000, 0.0155, 8)
+    assert budget.tokens_beside_decodes(100_000, 8192, 8) == before
+    for _ in range(20):
+        budget.record_step(1800, DECODE + 1800 * 8e-6, 8)
+    assert budget.tokens_beside_decodes(100_000, 8192, 8) < before
+
+
+@pytest.mark.parametrize("load", [(64, 512, 256, 256), (256, 512, 256, 768)])
+def test_a_small_models_prompts_wait_for_no_launching(load: tuple[int, int, int, int]) -> None:
+    """On virtual time, with the step costs of a 0.6 B model."""
+    full = run_load(QWEN3_06B, *load, patch=fill_steps)
+    paced = run_load(QWEN3_06B, *load)
+    assert paced.throughput > 0.98 * full.throughput
+    assert np.mean(paced.ttft) < 1.15 * np.mean(full.ttft)
+    assert np.median(paced.tpot) < 1.05 * np.median(full.tpot)
+
+
 def test_first_tokens_of_many_long_prompts_are_as_early_as_with_full_steps_and_gaps_half_as_long() -> None:
     """On virtual time, with the step costs of an 8 B model."""
     load = (32, 6000, 256, 96)
-    full = run_load(
-        LLAMA_8B,
-        *load,
-        patch=lambda scheduler: setattr(scheduler, "_prompt_token_budget", lambda: scheduler.max_num_batched_tokens),
-    )
+    full = run_load(LLAMA_8B, *load, patch=fill_steps)
     paced = run_load(LLAMA_8B, *load)
     assert np.median(paced.ttft) < 1.2 * np.median(full.ttft)
     assert np.percentile(paced.ttft, 99) < 1.1 * np.percentile(full.ttft, 99)

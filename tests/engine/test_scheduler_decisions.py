@@ -31,7 +31,8 @@ class Asked(PrefillBudget):
         self.beside_decodes: list[tuple[float, ...]] = []
         self.for_many: list[tuple[float, ...]] = []
         self.beside_lagging: list[tuple[int, int]] = []
-        self.steps: list[tuple[int, float]] = []
+        self.steps: list[tuple[int, float, int]] = []
+        self.launches: list[tuple[int, float]] = []
 
     def tokens_beside_decodes(
         self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
@@ -49,8 +50,11 @@ class Asked(PrefillBudget):
         self.beside_lagging.append((most, num_decodes))
         return min(most, 4)
 
-    def record_step(self, num_prompt_tokens: int, seconds: float) -> None:
-        self.steps.append((num_prompt_tokens, seconds))
+    def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0) -> None:
+        self.steps.append((num_prompt_tokens, seconds, num_decodes))
+
+    def record_launch(self, num_tokens: int, seconds: float) -> None:
+        self.launches.append((num_tokens, seconds))
 
 
 def asked(steps: Steps, limit: int = 10**6) -> Asked:
@@ -104,13 +108,15 @@ def test_steps_without_drafts_are_measured_by_their_prompts_tokens() -> None:
     steps.add("c", 9)
     step = steps.schedule()
     steps.scheduler.record_duration(step, 0.5)
-    assert budget.steps == [(11, 0.5)], "not the decode's token"
+    assert budget.steps == [(11, 0.5, 1)], "not the decode's token"
     step.reads_texts = True
     steps.scheduler.record_duration(step, 0.5)
     step.reads_texts = False
     step.verified = [cast(Any, object())]
     steps.scheduler.record_duration(step, 0.5)
     assert len(budget.steps) == 1, "these take longer for other reasons"
+    steps.scheduler.record_launch(step, 0.25)
+    assert budget.launches == [(12, 0.25)]
 
 
 def test_the_prompts_of_a_step_share_its_budget() -> None:
