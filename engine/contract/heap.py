@@ -6,7 +6,8 @@ burst would so stay in every process for ever. Where the C library is another on
 
 Python's collector looks at all objects that have lived for a while, as soon as there are a quarter more of them, and
 the thread that has just made one waits: 130 ms for the 150,000 objects of a few hundred requests. Garbage in cycles is
-rare here, so old objects are collected once few are left, or while the process is idle.
+rare here, so old objects are collected once few are left, or while the process is idle: then before they are many, since
+those that stay are looked at no more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 NEVER = 2**31 - 1
 YOUNG_BETWEEN = 10  # collections of middle-aged objects, 7,000 allocations each, between two looks
 FEW_BLOCKS = 60_000  # of memory: all of them are collected in 3 to 10 ms
-MANY_BLOCKS = 300_000  # about 25 MB: 12 to 25 ms, which more of them would exceed
+MANY_BLOCKS = 100_000  # about 8 MB: 12 to 20 ms, which more of them would exceed
 
 
 def bound_heap() -> None:
@@ -121,6 +122,7 @@ class OldGarbage:
         self._few = few
         self._many = self._most = many
         self._next_look = YOUNG_BETWEEN
+        self._next_idle_look = 1
         self._num_frozen = 0  # blocks
 
     def take_over(self) -> None:
@@ -134,9 +136,13 @@ class OldGarbage:
     def look(self, *, is_idle: bool) -> bool:
         """Collect if it is time; -> whether that was done. Next to free where nothing is due."""
         num_young = gc.get_count()[2]
-        if num_young < self._next_look:
+        is_due = num_young >= self._next_look
+        if not is_due and not (is_idle and num_young >= self._next_idle_look):
             return False
+        self._next_idle_look = num_young + 1
         blocks = self._num_blocks()
+        if not is_due and blocks < self._few:
+            return False
         if self._few < blocks < self._most and not is_idle:
             self._next_look = num_young + YOUNG_BETWEEN
             return False
@@ -144,7 +150,7 @@ class OldGarbage:
         left = self._num_blocks()
         if is_idle and left > self._few // 2:
             self._freeze()  # caches, which would make each later collection longer
-        self._next_look = YOUNG_BETWEEN
+        self._next_look, self._next_idle_look = YOUNG_BETWEEN, 1
         self._most = max(self._many, 2 * self._num_blocks())
         return True
 

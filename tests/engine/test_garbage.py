@@ -110,6 +110,22 @@ def test_many_old_objects_are_collected_once_nobody_waits_and_what_stays_is_not_
 
 
 @alone
+def test_objects_are_not_many_by_the_time_that_requests_come() -> None:
+    """What lazy imports and first requests have made is looked at while nobody waits, before it has grown old."""
+    garbage = taken_over(few=20_000)
+    held = [[index] for index in range(15_000)]
+    gc.collect(1)
+    assert not garbage.look(is_idle=True), "these are few"
+    held += [[index] for index in range(15_000)]
+    assert not garbage.look(is_idle=False)
+    gc.collect(1)
+    frozen = gc.get_freeze_count()
+    assert garbage.look(is_idle=True)
+    assert gc.get_freeze_count() >= frozen + len(held)
+    assert not garbage.look(is_idle=True)
+
+
+@alone
 def test_too_many_are_collected_in_any_case() -> None:
     garbage = taken_over(few=1000, many=30_000)
     held = [object() for _ in range(20_000)]
