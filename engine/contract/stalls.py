@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ LEAST_OTHER = 0.001  # seconds
 OLDEST_LOOK = 0.25  # seconds; the times of other threads are that old where they were not read during the stall
 SAMPLES_PER_LIMIT = 4
 LONGEST_PAUSE, SHORTEST_PAUSE = 0.25, 0.002  # seconds between two looks
+LATE = 0.5  # seconds by which the watch oversleeps where the process was stopped, or its lock was held
 SHORT_LIMIT = 0.1  # seconds; up to it, what a thread computes in its pauses is subtracted
 
 
@@ -112,12 +113,14 @@ class Sight:
         request: that the held-up thread works on, if its frames tell.
         stack: its innermost frames; empty if it was not held up yet.
         others: the other threads' frames, by their idents.
+        is_late: the watch could not run for a while before.
     """
 
     request: str | None
     stack: tuple[str, ...]
     others: dict[int, tuple[str, ...]]
     times: dict[int, ThreadTimes]
+    is_late: bool = False
 
 
 def sight_of(ident: int) -> Sight:
@@ -148,9 +151,10 @@ def _times_of_threads() -> dict[int, ThreadTimes]:
 def stall_of(thread: str, ident: int, seconds: float, own: ThreadTimes, computed: float, sight: Sight) -> Stall:
     """The report on a stall that has just ended.
 
-    Where the watch never saw the stack, a thread of this process held the interpreter's lock all the time. It computes
-    as long as it runs, so what the process did not compute is time in which the machine ran others. Nor is it the
-    process's own fault that a thread which may have held the lock was ready, and the machine ran others.
+    Where the watch never saw the stack, or was late, a thread of this process held the interpreter's lock all the time.
+    It computes as long as it runs, so what the process did not compute is time in which the machine ran others, or the
+    process was stopped. Nor is it the process's own fault that a thread which may have held the lock was ready, and the
+    machine ran others.
 
     Args:
         own: what the thread that was held up computed and waited for a core.
@@ -165,7 +169,7 @@ def stall_of(thread: str, ident: int, seconds: float, own: ThreadTimes, computed
         if each != here and (each != ident or not sight.stack)
     }
     ours = seconds - own.waited
-    if sight.stack:
+    if sight.stack and not sight.is_late:
         ours = max(ours - sum(times.waited for times in others.values()), own.computed)
     else:
         ours = min(ours, computed)
@@ -251,15 +255,17 @@ class StallWatch:
 
     def _run(self) -> None:
         pause = min(max(self._limit / SAMPLES_PER_LIMIT, SHORTEST_PAUSE), LONGEST_PAUSE)
-        looked = time.perf_counter()
+        looked = slept = time.perf_counter()
         while not self._stopped.wait(pause):
             began = self._began
+            is_late = time.perf_counter() - slept > pause + LATE
+            slept = time.perf_counter()
             if self._seen is None and time.perf_counter() - looked > OLDEST_LOOK:
                 self._before_turn = sight_before()
                 looked = time.perf_counter()
             if began is None or self._seen is not None or time.perf_counter() - began + self._before <= self._limit:
                 continue
-            found = sight_of(self._ident)
+            found = replace(sight_of(self._ident), is_late=is_late)
             if self._began == began:  # still the same turn
                 self._seen = found
         if self._clock is not None:

@@ -16,7 +16,7 @@ from tessera.app.http.counts import HttpCounts
 from tessera.app.server.loop_lag import LoopLag
 from tessera.engine.contract import stalls as stalls_module
 from tessera.engine.contract.histogram import SECONDS_OF_DELAY
-from tessera.engine.contract.stalls import Sight, Stall, StallWatch, ThreadTimes, stall_of
+from tessera.engine.contract.stalls import NO_TIMES, Sight, Stall, StallWatch, ThreadTimes, stall_of
 from tessera.engine.ipc.turns import TimedRunner, Turns
 from tests.support.fake_runner import FakeRunner, Harness
 
@@ -123,6 +123,15 @@ def test_fault_stalls_a_lock_whose_holder_is_not_run_is_the_machines(
     stall = stall_of("the event loop", 0, 0.1, ThreadTimes(computed, 0.0), process, sight)
     assert abs(stall.own_seconds - ours) < 1e-6
     assert stall.others == ("a thread computed 100 ms: body.py:2 parse",)
+
+
+def test_fault_stalls_a_process_that_was_stopped_held_nothing_up() -> None:
+    """It goes on in the middle of a turn, which the watch may see."""
+    stack = ("outgoing.py:31 send",)
+    stopped = Sight(None, stack, {}, {}, is_late=True)
+    assert stall_of("the engine's thread", 0, 2.9, NO_TIMES, 0.01, stopped).own_seconds == 0.01
+    assert stall_of("the engine's thread", 0, 2.9, ThreadTimes(2.8, 0.0), 2.8, stopped).own_seconds == 2.8
+    assert stall_of("the engine's thread", 0, 2.9, NO_TIMES, 0.01, Sight(None, stack, {}, {})).own_seconds > 2.5
 
 
 def test_fault_stalls_the_events_loop_lag_is_a_histogram_over_all_app_processes() -> None:
