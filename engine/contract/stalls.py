@@ -257,9 +257,8 @@ class StallWatch:
         pause = min(max(self._limit / SAMPLES_PER_LIMIT, SHORTEST_PAUSE), LONGEST_PAUSE)
         looked = slept = time.perf_counter()
         while not self._stopped.wait(pause):
-            began = self._began
-            is_late = time.perf_counter() - slept > pause + LATE
-            slept = time.perf_counter()
+            began, now = self._began, time.perf_counter()
+            is_late, slept = now - slept > pause + LATE, now
             if self._seen is None and time.perf_counter() - looked > OLDEST_LOOK:
                 self._before_turn = sight_before()
                 looked = time.perf_counter()

@@ -50,7 +50,7 @@ class PrefillBudget:
 
     def record_launch(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step of `num_tokens` that the host took `seconds` to submit."""
-        if self._full_sizes and num_tokens > self._full_sizes[-1]:
+        if self._is_launched(num_tokens):
             self._launch_seconds = _smoothed(self._launch_seconds, seconds)
 
     def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0) -> None:
@@ -58,15 +58,19 @@ class PrefillBudget:
         if num_prompt_tokens == 0:
             self._decode_seconds = _smoothed(self._decode_seconds, seconds)
         elif self._decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
-            is_launched = bool(self._full_sizes) and num_prompt_tokens + num_decodes > self._full_sizes[-1]
+            is_launched = self._is_launched(num_prompt_tokens + num_decodes)
             if is_launched and num_prompt_tokens < self._tokens_while_launching:
                 return  # the device waited for the host
             extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
             self._seconds_per_token = _smoothed(self._seconds_per_token, extra)
 
+    def _is_launched(self, num_tokens: float) -> bool:
+        """Whether the kernels of a step of so many tokens are launched one by one."""
+        return bool(self._full_sizes) and num_tokens > self._full_sizes[-1]
+
     @property
     def _tokens_while_launching(self) -> float:
-        """Prompt tokens that the device computes beside decodes while the host launches the kernels of such a step."""
+        """Prompt tokens that the device computes beside decodes while the host launches a step's kernels."""
         if self._launch_seconds is None or self._decode_seconds is None or not self._seconds_per_token:
             return 0.0
         return max(self._launch_seconds - self._decode_seconds, 0.0) / self._seconds_per_token
@@ -126,7 +130,7 @@ class PrefillBudget:
     def _soonest(self, num_tokens: float, decode_seconds: float, seconds_per_token: float) -> float:
         """Tokens of a step by which prompts with `num_tokens` together get the mean first token soonest."""
         mean = math.sqrt(num_tokens * decode_seconds / seconds_per_token)
-        if not self._full_sizes or mean <= self._full_sizes[-1] or mean >= self._tokens_while_launching:
+        if not self._is_launched(mean) or mean >= self._tokens_while_launching:
             return mean
 
         def mean_seconds(size: float) -> float:

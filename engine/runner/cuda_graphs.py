@@ -14,8 +14,8 @@ from tessera.engine.tensor import Tensor
 
 logger = logging.getLogger(__name__)
 
-# Steps with prompts: beyond the largest, launching kernels one by one costs nothing extra. From 128 on, a GEMM's time
-# grows with every tile of 128 rows.
+# Steps with prompts: beyond the largest, those of all but the smallest models take longer than launching their kernels
+# one by one. From 128 on, a GEMM's time grows with every tile of 128 rows.
 FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 # At these sizes multiprocessors idle in the last wave of a GEMM's tiles, so steps are not filled up to them.
 UNEVEN_TOKENS = (640, 896, 1280, 1792)
@@ -44,8 +44,8 @@ class StepGraphs:
     Padded rows store nothing and sample nothing; padded tokens belong to padded rows. Small decodes with contexts of at
     most `short_context` have graphs of their own.
 
-    There are five times as many shapes with prompts as without, and to capture them takes as long as all else of a
-    start. So they can be left until they are needed, or until there is nothing else to do: see `capture`.
+    There are five times as many shapes with prompts as without, and capturing them takes a third of a start. So they
+    can be left until they are needed, or until there is nothing else to do: see `capture`.
     """
 
     def __init__(
@@ -113,9 +113,11 @@ class StepGraphs:
             return StepGraph(inputs, logits, finish())
 
         self._capture = capture
-        for shape in self.shapes():
-            if leaves_prompts and not (shape.is_decode or shape.verifies):
-                self._left[shape] = None
+        shapes = self.shapes()
+        left = [shape for shape in shapes if leaves_prompts and not (shape.is_decode or shape.verifies)]
+        self._left = dict.fromkeys(sorted(left, key=lambda shape: (shape.num_seqs, shape.num_tokens)))
+        for shape in shapes:
+            if shape in self._left:
                 continue
             self._steps[shape] = capture(shape, self._max_model_len)
             if (
@@ -124,7 +126,6 @@ class StepGraphs:
                 and self._max_model_len > self._short_context
             ):
                 self._short_steps[shape] = capture(shape, self._short_context)
-        self._left = dict.fromkeys(sorted(self._left, key=lambda shape: (shape.num_seqs, shape.num_tokens)))
         return [step for shape, step in self._steps.items() if shape.is_decode or shape.verifies]
 
     def capture_next(self) -> bool:

@@ -12,15 +12,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tessera.engine.core.scheduler import Scheduler
-from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, run_load
+from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
 
 MODELS = {"llama-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_06B}
 LOADS = ((8, 6000, 256, 32), (16, 6000, 256, 64), (32, 6000, 256, 96), (64, 2000, 256, 192), (64, 512, 256, 256))
-
-
-def without_budget(scheduler: Scheduler) -> None:
-    scheduler._prompt_token_budget = lambda: scheduler.max_num_batched_tokens  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -29,7 +24,7 @@ def main() -> None:
     table = Table(*names, title="Virtual time")
     for model, costs in MODELS.items():
         for load in LOADS:
-            for name, patch in (("budgeted", None), ("full", without_budget)):
+            for name, patch in (("budgeted", None), ("full", fill_steps)):
                 found = run_load(costs, *load, patch=patch)
                 figures = (
                     f"{found.throughput:,.0f}",

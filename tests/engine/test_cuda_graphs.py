@@ -69,6 +69,18 @@ def make_runner(folder: Path) -> ModelRunner:
     return ModelRunner(config, load_config(folder), CPU, make_ops(CPU))
 
 
+def batch_of(num_tokens: int, num_seqs: int, *context_lens: int) -> Any:
+    """As much of a batch as a graph is found by; further sequences have a context of one token."""
+    return SimpleNamespace(
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
+        num_sampled=num_seqs,
+        prompt_rows=None,
+        context_lens=np.array([*context_lens, *[1] * (num_seqs - len(context_lens))], np.int32),
+        verifies=False,
+    )
+
+
 def forward_nothing(inputs: StepInputs) -> Any:
     return inputs
 
@@ -136,10 +148,7 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
     steps.capture(recorder, make_inputs, forward_nothing)
     for num_seqs in range(1, max_num_seqs + 1):
         for num_tokens in range(num_seqs + 1, 2049, 1 if num_seqs < 40 else 7):
-            batch: Any = SimpleNamespace(
-                num_tokens=num_tokens, num_seqs=num_seqs, num_sampled=num_seqs, prompt_rows=None, verifies=False
-            )
-            step = steps.find(batch)
+            step = steps.find(batch_of(num_tokens, num_seqs))
             assert step is not None, (num_tokens, num_seqs)
             shape = step.inputs.shape
             assert not shape.is_decode, (num_tokens, num_seqs, shape)
@@ -160,16 +169,7 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     assert len({step.inputs.shape for step in decodes}) == len(decodes)
 
     def recorded_for(num_seqs: int, *context_lens: int) -> int:
-        lens = np.array([*context_lens, *[1] * (num_seqs - len(context_lens))], np.int32)
-        batch: Any = SimpleNamespace(
-            num_tokens=num_seqs,
-            num_seqs=num_seqs,
-            num_sampled=num_seqs,
-            prompt_rows=None,
-            context_lens=lens,
-            verifies=False,
-        )
-        step = steps.find(batch)
+        step = steps.find(batch_of(num_seqs, num_seqs, *context_lens))
         assert step is not None
         assert step.inputs.shape.num_seqs >= num_seqs
         return int(vars(step.inputs)["max_context_len"])
@@ -182,17 +182,6 @@ def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:
     before = len(recorder.replays)
     short_model.capture(recorder, make_inputs, forward_nothing)
     assert len(recorder.replays) - before == len(short_model.shapes()), "nothing twice where all contexts are short"
-
-
-def batch_of(num_tokens: int, num_seqs: int) -> Any:
-    return SimpleNamespace(
-        num_tokens=num_tokens,
-        num_seqs=num_seqs,
-        num_sampled=num_seqs,
-        prompt_rows=None,
-        context_lens=np.ones(num_seqs, np.int32),
-        verifies=False,
-    )
 
 
 class ShapeRecorder(Recorder):

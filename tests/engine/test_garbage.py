@@ -111,7 +111,7 @@ def test_many_old_objects_are_collected_once_nobody_waits_and_what_stays_is_not_
 
 @alone
 def test_objects_are_not_many_by_the_time_that_requests_come() -> None:
-    """What lazy imports and first requests have made is looked at while nobody waits, before it has grown old."""
+    """Objects of late imports and first requests are collected at an idle moment, before they are many."""
     garbage = taken_over(few=20_000)
     held = [[index] for index in range(2000)]
     gc.collect(1)

@@ -22,10 +22,9 @@ from tessera.engine.core.prefill_budget import (
     SMALL_BACKLOG,
     PrefillBudget,
 )
-from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.step_batch import StepBatch
 from tests.support.fake_runner import Harness
-from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, run_load
+from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
@@ -36,11 +35,6 @@ def learned(full_sizes: tuple[int, ...] = ()) -> PrefillBudget:
         budget.record_step(0, DECODE)
         budget.record_step(500, DECODE + 500 * TOKEN)
     return budget
-
-
-def fill_steps(scheduler: Scheduler) -> None:
-    """Each step takes as much of the prompts as it holds."""
-    scheduler._prompt_token_budget = lambda: scheduler.max_num_batched_tokens  # type: ignore[method-assign]
 
 
 def steps_that_take_time(engine: Harness) -> list[int]:

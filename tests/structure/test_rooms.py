@@ -24,7 +24,7 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 
 @dataclass(frozen=True)
 class Source:
-    """What the tests below check of a file. Its tree is not kept: a million nodes would slow all later tests."""
+    """The facts of a file that the tests below check, without its tree: a million nodes would slow all later tests."""
 
     docstring: str | None
     imports: tuple[str, ...]

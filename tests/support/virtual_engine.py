@@ -126,6 +126,11 @@ class VirtualEngine:
         return num_done
 
 
+def fill_steps(scheduler: Scheduler) -> None:
+    """As a `patch`: each step takes as much of the prompts as it holds, as vLLM's do."""
+    scheduler._prompt_token_budget = lambda: scheduler.max_num_batched_tokens  # type: ignore[method-assign]
+
+
 @dataclass(frozen=True)
 class Latencies:
     """Of a load, in seconds; each an array over requests, or over all gaps between tokens."""
