@@ -125,8 +125,9 @@ def test_fault_stalls_a_lock_whose_holder_is_not_run_is_the_machines(
     assert stall.others == ("a thread computed 100 ms: body.py:2 parse",)
 
 
-def test_fault_stalls_a_process_that_was_stopped_held_nothing_up() -> None:
+def test_fault_stalls_a_process_that_was_stopped_held_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on in the middle of a turn, which the watch may see."""
+    monkeypatch.setattr(stalls_module, "_times_of_threads", dict)
     stack = ("outgoing.py:31 send",)
     stopped = Sight(None, stack, {}, {}, is_late=True)
     assert stall_of("the engine's thread", 0, 2.9, NO_TIMES, 0.01, stopped).own_seconds == 0.01
