@@ -36,6 +36,11 @@ from tessera.engine.core.sequence import ClientId
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 BUSY_SHARE = 4  # while text is generated, a pass has this part of the tokens it may have otherwise
+BUSY_SECONDS = 0.01  # likewise, that it may take, unless one text takes longer or it is smaller than any need be
+MIN_BUSY_COST = 64  # of a pass: fewer take the device as long
+INPUT_COST = 8  # of a text beside its tokens, in tokens: on a CPU each is computed on its own
+GENERATION_TURNS = 3  # times as long as a pass took, others' generation goes on before the next
+SMOOTHING = 0.25  # weight of the newest measurement
 VERIFIED_TOGETHER = 2**13  # token ids, at least
 
 
@@ -54,8 +59,8 @@ class EmbeddingModel(Protocol):
 
 
 class PassTurns:
-    """When a pass may come between two steps: generation for other accounts first gets as much time as the last pass
-    took, so that no account's long inputs slow the others' tokens by more than half.
+    """When a pass may come between two steps: generation for other accounts first gets a few times as long as the last
+    pass took, so that no account's long inputs delay the others' tokens by more than a third.
 
     One for all embedders of an engine.
     """
@@ -68,7 +73,7 @@ class PassTurns:
         self._end = 0.0
 
     def is_due(self) -> bool:
-        if self.clock() >= self._end + self._seconds:
+        if self.clock() >= self._end + GENERATION_TURNS * self._seconds:
             return True
         return not any(account.num_running for id, account in self._accounts.active.items() if id not in self._ids)
 
@@ -77,6 +82,26 @@ class PassTurns:
         self._ids = frozenset(account.id for account in accounts)
         self._end = self.clock()
         self._seconds = self._end - begin
+
+
+class PassSize:
+    """How much a pass may compute while text is generated, by the measured time of past ones."""
+
+    def __init__(self, max_num_tokens: int) -> None:
+        self._max_cost = max_num_tokens // BUSY_SHARE
+        self._seconds_per_cost: float | None = None
+
+    @property
+    def limit(self) -> float:
+        """In tokens, of which each text counts as some more."""
+        if not self._seconds_per_cost:
+            return self._max_cost
+        return min(self._max_cost, max(BUSY_SECONDS / self._seconds_per_cost, MIN_BUSY_COST))
+
+    def record(self, cost: int, seconds: float) -> None:
+        newest = seconds / cost
+        known = self._seconds_per_cost
+        self._seconds_per_cost = newest if known is None else known + SMOOTHING * (newest - known)
 
 
 class _Job:
@@ -123,6 +148,7 @@ class Embedder:
         self._jobs: dict[tuple[ClientId, str], _Job] = {}
         self._accounts = accounts if accounts is not None else Accounts()
         self._turns = turns if turns is not None else PassTurns(self._accounts)
+        self._size = PassSize(model.max_num_tokens)
         self._queues: dict[Account, deque[_Job]] = {}  # jobs with inputs left to take
 
     @property
@@ -176,12 +202,13 @@ class Embedder:
         if busy and not self._turns.is_due():
             return []
         begin = self._turns.clock()
-        picked = self._pick(self._model.max_num_tokens // (BUSY_SHARE if busy else 1))
+        picked = self._pick(self._size.limit if busy else None)
         if not picked:
             return []
         vectors = self._model.compute(
             [job.request.inputs[index] for job, index in picked], [job.first_length(index) for job, index in picked]
         )
+        self._size.record(sum(_cost(job, index) for job, index in picked), self._turns.clock() - begin)
         self._turns.record_pass((job.account for job, _ in picked), begin)
         self.num_steps += 1
         finite: list[bool] = [bool(np.isfinite(vector).all()) for vector in vectors]
@@ -205,15 +232,17 @@ class Embedder:
                 ended.append((job.client, EmbeddingOutput(job.request.request_id, job.vectors.tobytes())))
         return ended
 
-    def _pick(self, max_tokens: int) -> list[tuple[_Job, int]]:
-        """Inputs for a pass of at most `max_tokens`, or of one input that has more."""
+    def _pick(self, max_cost: float | None) -> list[tuple[_Job, int]]:
+        """Inputs for a pass that costs at most `max_cost`, or of one input that costs more."""
         picked: list[tuple[_Job, int]] = []
-        num_tokens = 0
+        num_tokens, cost = 0, 0
         while self._queues and len(picked) < self._model.max_num_inputs:
             account = min(self._queues, key=lambda account: account.service)
             job = self._queues[account][0]
             size = len(job.request.inputs[job.num_taken])
-            if picked and num_tokens + size > max_tokens:
+            cost += _cost(job, job.num_taken)
+            is_full = num_tokens + size > self._model.max_num_tokens or (max_cost is not None and cost > max_cost)
+            if picked and is_full:
                 break
             picked.append((job, job.num_taken))
             num_tokens += size
@@ -257,6 +286,10 @@ class Embedder:
                     f"input has a token id outside 0 to {self._model.vocab_size - 1}, the model's vocabulary",
                     param="input",
                 )
+
+
+def _cost(job: _Job, index: int) -> int:
+    return len(job.request.inputs[index]) + INPUT_COST
 
 
 def _joined(inputs: Sequence[TokenIds]) -> Iterator[np.ndarray[Any, np.dtype[np.uint32]]]:

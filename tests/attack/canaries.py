@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import math
+import random
 import signal
 import statistics
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 import uvloop
 
 from tests.attack.findings import Part
+from tests.attack.kv_cache import random_prompt
 from tests.attack.machine import withheld
 from tests.attack.target import CANARY
 from tests.attack.wire import Answer, NoAnswerError, Wire, request_bytes
@@ -36,7 +38,7 @@ ADMIN_PAUSE = 0.25  # seconds
 PAUSE = 0.05  # seconds between two canaries
 QUIET_ROUNDS = 7
 LATE, LATE_ADMIN = 5.0, 0.3  # times its quiet time, and seconds, from which on an answer is told of
-LONG_PROMPT = 900  # tokens, about one step of the CPU's budget
+FULL_STEP = 1024  # tokens, the CPU's budget of a step
 
 
 @dataclass
@@ -112,7 +114,8 @@ class Canaries:
         self._admin_port = admin_port
         self._model = model
         self._canaries = make_canaries(model)
-        self._long = json.dumps({"model": model, "prompt": "a b " * (LONG_PROMPT // 4), "max_tokens": 1}).encode()
+        full_step = {"model": model, "prompt": random_prompt(random.Random(0), FULL_STEP), "max_tokens": 1}
+        self._full_step = json.dumps(full_step).encode()
         self._process: asyncio.subprocess.Process | None = None
         self._excused_until = -math.inf  # time.monotonic()
         self.step_seconds = 0.0
@@ -132,7 +135,7 @@ class Canaries:
                 canary.answer = sent.text
             canary.quiet_seconds = statistics.median(times)
         begin = time.perf_counter()
-        await _ask(self._wire, request_bytes("POST", "/v1/completions", self._long, CANARY))
+        await _ask(self._wire, request_bytes("POST", "/v1/completions", self._full_step, CANARY))
         self.step_seconds = time.perf_counter() - begin
 
     async def start(self) -> None:

@@ -9,7 +9,7 @@ from tests.attack.target import CANARY, Target
 from tests.attack.wire import request_bytes
 
 PROMPTS_AT_A_TIME, PROMPT_LENGTH = 16, 2000
-FIRST_ID, LAST_ID = 10, 120  # of tokens that every model has
+FIRST_ID, LAST_ID = 10, 120
 MOST_ROUNDS = 100  # a GPU has memory of its own, which no look at its process counts
 
 
@@ -19,9 +19,14 @@ async def fill_kv_cache(target: Target, model: str, rng: random.Random) -> None:
         if await target.blocks("free") == 0:
             return
         for _ in range(PROMPTS_AT_A_TIME):
-            prompt = [rng.randrange(FIRST_ID, LAST_ID) for _ in range(PROMPT_LENGTH)]
+            prompt = random_prompt(rng, PROMPT_LENGTH)
             body = json.dumps({"model": model, "prompt": prompt, "max_tokens": 1}).encode()
             connection = await target.wire.connect()
             answer = await connection.ask(request_bytes("POST", "/v1/completions", body, CANARY))
             connection.close()
             assert answer.status == 200, answer
+
+
+def random_prompt(rng: random.Random, length: int) -> list[int]:
+    """Token ids that every model has."""
+    return [rng.randrange(FIRST_ID, LAST_ID) for _ in range(length)]
