@@ -328,13 +328,11 @@ def test_fault_grammars_of_one_key_do_not_hold_up_anothers(
     monkeypatch: pytest.MonkeyPatch, compiler: GrammarCompiler
 ) -> None:
     """Those under way end; then the other key's is next, and a key has only so many waiting."""
-    begun: list[str] = []
-    may_go_on = threading.Event()
+    may_go_on = threading.Semaphore(0)
     original: Callable[[GrammarProbe, Grammar], str] = GrammarProbe.source_of
 
     def slow(probe: GrammarProbe, grammar: Grammar) -> str:
-        begun.append(grammar.text)
-        assert may_go_on.wait(30)
+        assert grammar.text == "light" or may_go_on.acquire(timeout=60)
         return original(probe, grammar)
 
     ready = compiler.submit(Grammar("regex", "both probes are here"))
@@ -347,12 +345,12 @@ def test_fault_grammars_of_one_key_do_not_hold_up_anothers(
     with pytest.raises(QueueFullError, match="grammars are waiting"):
         compiler.submit(Grammar("regex", "one too many"), 1)
     light = compiler.submit(Grammar("regex", "light"), 2)
-    may_go_on.set()
+    may_go_on.release(NUM_THREADS)  # those under way; of the others, none ends before the light one
     compiler.wait([light], 30)
     assert light.result().matcher is not None
-    assert begun.index("light") <= NUM_THREADS + 1
     for pending in heavy:
         pending.give_up()
+    may_go_on.release(len(heavy))
 
 
 def test_fault_grammars_whose_every_mask_takes_long_end_their_request(engine: GrammarHarness) -> None:
