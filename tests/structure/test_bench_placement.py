@@ -47,3 +47,28 @@ def test_what_makes_a_step_faster_is_found(model: str, rows: int, expected: dict
     best = dict(zip(lines[::3], lines[2::3], strict=True))
     for product, launched in expected.items():
         assert launched in best[product]
+
+
+COSTS = """
+from tests.bench import costs
+from tests.bench.models import LLAMA_8B
+from tests.bench.null_device.null_driver import NullDriver
+from tests.support.placement_child import SMALL
+
+NullDriver().install()
+LLAMA_8B.update(SMALL)
+costs.main()
+"""
+
+
+def test_each_kernel_of_a_step_is_left_out_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COSTS, "llama-8b", "3"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    step, *kernels, together = done.stdout.splitlines()
+    assert step.endswith("a step")
+    assert together.endswith("the step again")
+    names = [line.partition(" x ")[2] for line in kernels]
+    assert len(set(names)) == len(names)
+    for name in ("matmul_decode_kernel<", "paged_attention_decode_kernel<", "embedding_kernel<"):
+        assert any(found.startswith(name) for found in names), done.stdout
