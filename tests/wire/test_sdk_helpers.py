@@ -171,7 +171,7 @@ def test_responses_stream(sdks: Sdks) -> None:
     with sdks.openai.responses.stream(model=MODEL, input="What is 2 + 3?", temperature=0) as stream:
         snapshots = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
         final = stream.get_final_response()
-    assert len(snapshots) > 1
+    assert all(final.output_text.startswith(snapshot) for snapshot in snapshots)  # tokens that come together are one
     assert snapshots[-1] == final.output_text == SUM
 
 
