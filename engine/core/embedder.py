@@ -36,9 +36,9 @@ from tessera.engine.core.sequence import ClientId
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
 BUSY_SHARE = 4  # while text is generated, a pass has this part of the tokens it may have otherwise
-BUSY_SECONDS = 0.02  # likewise, that it may take, unless one text takes longer or it is smaller than any need be
+BUSY_SECONDS = 0.02  # likewise, that it may take, unless one text alone or MIN_BUSY_COST takes longer
 MIN_BUSY_COST = 64  # of a pass: fewer take the device as long
-INPUT_COST = 8  # of a text beside its tokens, in tokens: on a CPU each is computed on its own
+INPUT_COST = 8  # of a text beside its tokens, in tokens: a CPU computes each on its own
 GENERATION_TURNS = 2  # times as long as a pass took, others' generation goes on before the next
 SMOOTHING = 0.25  # weight of the newest measurement
 VERIFIED_TOGETHER = 2**13  # token ids, at least
