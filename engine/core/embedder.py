@@ -31,6 +31,7 @@ from tessera.engine.contract.messages import (
     refused,
 )
 from tessera.engine.core.account import Account, Accounts, check_queue
+from tessera.engine.core.prefill_budget import smoothed
 from tessera.engine.core.sequence import ClientId
 
 Float32Array: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
@@ -40,7 +41,6 @@ BUSY_SECONDS = 0.02  # likewise, that it may take, unless one text alone or MIN_
 MIN_BUSY_COST = 64  # of a pass: fewer take the device as long
 INPUT_COST = 8  # of a text beside its tokens, in tokens: a CPU computes each on its own
 GENERATION_TURNS = 2  # times as long as a pass took, others' generation goes on before the next
-SMOOTHING = 0.25  # weight of the newest measurement
 VERIFIED_TOGETHER = 2**13  # token ids, at least
 
 
@@ -85,7 +85,7 @@ class PassTurns:
 
 
 class PassSize:
-    """How much a pass may compute while text is generated, by the measured time of past ones."""
+    """How much a pass may compute while text is generated, from how long earlier passes took."""
 
     def __init__(self, max_num_tokens: int) -> None:
         self._max_cost = max_num_tokens // BUSY_SHARE
@@ -99,9 +99,7 @@ class PassSize:
         return min(self._max_cost, max(BUSY_SECONDS / self._seconds_per_cost, MIN_BUSY_COST))
 
     def record(self, cost: int, seconds: float) -> None:
-        newest = seconds / cost
-        known = self._seconds_per_cost
-        self._seconds_per_cost = newest if known is None else known + SMOOTHING * (newest - known)
+        self._seconds_per_cost = smoothed(self._seconds_per_cost, seconds / cost)
 
 
 class _Job:

@@ -51,18 +51,18 @@ class PrefillBudget:
     def record_launch(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step of `num_tokens` that the host took `seconds` to submit."""
         if self._is_launched(num_tokens):
-            self._launch_seconds = _smoothed(self._launch_seconds, seconds)
+            self._launch_seconds = smoothed(self._launch_seconds, seconds)
 
     def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0) -> None:
         """Learn from a step that took `seconds` with this many prompt tokens beside its decodes."""
         if num_prompt_tokens == 0:
-            self._decode_seconds = _smoothed(self._decode_seconds, seconds)
+            self._decode_seconds = smoothed(self._decode_seconds, seconds)
         elif self._decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
             is_launched = self._is_launched(num_prompt_tokens + num_decodes)
             if is_launched and num_prompt_tokens < self._tokens_while_launching:
                 return  # the device waited for the host
             extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
-            self._seconds_per_token = _smoothed(self._seconds_per_token, extra)
+            self._seconds_per_token = smoothed(self._seconds_per_token, extra)
 
     def _is_launched(self, num_tokens: float) -> bool:
         """Whether the kernels of a step of so many tokens are launched one by one."""
@@ -163,5 +163,6 @@ class PrefillBudget:
         return fewer if fewer >= MIN_ROUND_DOWN * tokens else min(sizes[above] - num_decodes, most)
 
 
-def _smoothed(known: float | None, newest: float) -> float:
+def smoothed(known: float | None, newest: float) -> float:
+    """A moving average; `known` is None before the first measurement."""
     return newest if known is None else known + SMOOTHING * (newest - known)

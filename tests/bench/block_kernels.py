@@ -21,8 +21,8 @@ from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, W
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product, sm90_row
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
-from tessera.engine.tensor import Tensor, bfloat16, empty
-from tests.bench.kernels import CALLS, COLD_BYTES, READ_GB_S, measure
+from tessera.engine.tensor import bfloat16, empty
+from tests.bench.kernels import CALLS, COLD_BYTES, READ_GB_S, measure, random_tensor
 
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (4096, 128256), (1024, 4096), (3072, 1024))
@@ -58,7 +58,7 @@ def measure_shape(
     weights = [LinearWeight((random_part(ops, format, n, k, bits),)) for _ in range(copies)]
     ops.reserve_linear(weights, np.dtype(bfloat16))
     for m in rows:
-        x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
+        x, out = random_tensor(ops, m, k), empty((m, n), bfloat16, device)
         calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
         chosen = measure(device, calls)
         cells = [f"{chosen:8.1f} us {nbytes / chosen / 1e3 / READ_GB_S:5.0%}"]
@@ -118,9 +118,9 @@ def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bi
     layers = [[LinearWeight((random_part(ops, format, n, k, bits),)) for k, n in shapes] for _ in range(LAYERS)]
     ops.reserve_linear([weight for layer in layers for weight in layer], np.dtype(bfloat16))
     residual, attended, normed, qk, v, up, between = (
-        _random(ops, 1, width) for width in (HIDDEN, HIDDEN, HIDDEN, QK, V, 2 * INTER, INTER)
+        random_tensor(ops, 1, width) for width in (HIDDEN, HIDDEN, HIDDEN, QK, V, 2 * INTER, INTER)
     )
-    before, gate = RMSNorm(_random(ops, HIDDEN), 1e-6, normed), Activate("silu_mul", up)
+    before, gate = RMSNorm(random_tensor(ops, HIDDEN), 1e-6, normed), Activate("silu_mul", up)
     products = (
         partial(ops.linear, residual, prologue=before, out=qk),
         partial(ops.linear, residual, prologue=before, out=v),
@@ -136,10 +136,6 @@ def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bi
         cells.append(f"{way} {layer:.1f} us, alone {sum(alone):.1f} = {' + '.join(f'{us:.1f}' for us in alone)}")
     sm90_row.MIN_BITS = saved
     print(f"{format.kernel_type:13}layer  " + "  ".join(cells), flush=True)
-
-
-def _random(ops: CudaOps, *shape: int) -> Tensor:
-    return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=sum(shape))
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import bfloat16, empty, float32, from_numpy
-from tests.bench.kernels import CALLS, COLD_BYTES, _random, measure
+from tests.bench.kernels import CALLS, COLD_BYTES, measure, random_tensor
 from tests.bench.models import CONFIGS, write_model
 from tests.bench.steps import BLOCK_SIZE, profile_batches
 from tests.support.decoder_harness import Row, as_verification, step_batch
@@ -68,13 +68,13 @@ def _attention(
     per_row = -(-context // BLOCK_SIZE)
     layers = max(1, min(CALLS, COLD_BYTES // (4 * rows * per_row * BLOCK_SIZE * kv_heads * HEAD_DIM)))
     shape = (layers * rows * per_row, kv_heads, BLOCK_SIZE, HEAD_DIM)
-    keys, values = _random(ops, *shape), _random(ops, *shape)
+    keys, values = random_tensor(ops, *shape), random_tensor(ops, *shape)
     tables = np.random.default_rng(0).permutation(shape[0]).astype(np.int32).reshape(layers, rows, per_row)
     tokens = rows * queries
     places = np.arange(context - queries, context)
-    qkv = _random(ops, tokens, (num_heads + 2 * kv_heads) * HEAD_DIM)
-    scratch, out = (_random(ops, tokens, num_heads * HEAD_DIM) for _ in range(2))
-    norm = _random(ops, HEAD_DIM)
+    qkv = random_tensor(ops, tokens, (num_heads + 2 * kv_heads) * HEAD_DIM)
+    scratch, out = (random_tensor(ops, tokens, num_heads * HEAD_DIM) for _ in range(2))
+    norm = random_tensor(ops, HEAD_DIM)
     cos_sin = ops.fill_normal(empty((context, HEAD_DIM), float32, device), std=1, seed=0)
     transform = HeadTransform(cos_sin, norm, norm)
     calls: list[Callable[[], object]] = []

@@ -7,7 +7,6 @@ rows, for rows that are e4m3 already; ours both so and with the quantising (in b
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +24,7 @@ from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty, uint8
-from tests.bench.kernels import CALLS, COLD_BYTES, LAYERS, READ_GB_S, TorchReference, measure
+from tests.bench.kernels import CALLS, COLD_BYTES, LAYERS, READ_GB_S, TorchReference, measure, random_tensor
 
 SHAPES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096), (1024, 4096), (1024, 6144), (3072, 1024))
 ROWS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -43,10 +42,6 @@ def random_weight(ops: CudaOps, format: Fp8Format, features: int, in_features: i
     part.tensors["values"].upload(np.resize(codes, (features, in_features)))
     part.tensors["scales"].upload(np.full(part.tensors["scales"].shape, 1e-4, np.float32))
     return LinearWeight((part,))
-
-
-def _random(ops: CudaOps, *shape: int) -> Tensor:
-    return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=math.prod(shape))
 
 
 class ScaledReference(TorchReference):
@@ -98,7 +93,7 @@ def measure_shape(
     weights = [random_weight(ops, format, n, k, codes) for _ in range(copies)]
     ops.reserve_linear(weights, np.dtype(bfloat16), max(counts))
     for m in counts:
-        x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
+        x, out = random_tensor(ops, m, k), empty((m, n), bfloat16, device)
         scratch = empty((scratch_bytes(m, k),), uint8, device)
         rows = quantized(device, x, None, 0.0, format, scratch)
         alone = measure(device, [partial(bare, ops, weights[i % copies], x, out, rows) for i in range(CALLS)])
@@ -134,7 +129,7 @@ def only_size(ops: CudaOps, tile: decode.Fp8DecodeTile) -> Iterator[None]:
 def measure_quantising(ops: CudaOps) -> None:
     """Rows to e4m3 alone, with the rate at which the one is read and the other written."""
     for rows, k, normed in QUANTISED:
-        x, norm = _random(ops, rows, k), _random(ops, k) if normed else None
+        x, norm = random_tensor(ops, rows, k), random_tensor(ops, k) if normed else None
         scratch = empty((scratch_bytes(rows, k),), uint8, ops.device)
         cells = []
         for scheme, format in SCHEMES.items():
@@ -152,7 +147,7 @@ def measure_decode_sizes(ops: CudaOps) -> None:
         weights = [random_weight(ops, format, n, k, codes) for _ in range(copies)]
         ops.reserve_linear(weights, np.dtype(bfloat16), max(FEW_ROWS))
         for m in FEW_ROWS:
-            x, out = _random(ops, m, k), empty((m, n), bfloat16, device)
+            x, out = random_tensor(ops, m, k), empty((m, n), bfloat16, device)
             calls = [partial(ops.linear, x, weights[i % copies], out=out) for i in range(CALLS)]
             cells = []
             for tile in decode.tiles_of(1 if m == 1 else 8 if m <= 8 else 16, logits=False):
@@ -199,9 +194,9 @@ def measure_layers(ops: CudaOps, scheme: str) -> None:
         ops.reserve_linear([weight for layer in layers for weight in layer], np.dtype(bfloat16), max(LAYER_ROWS))
         elements = sum(n * k for n, k in shapes)
         for m in LAYER_ROWS:
-            norm = _random(ops, hidden)
-            stream, normed, qkv = (_random(ops, m, width) for width in (hidden, hidden, qkv_size))
-            attended, up, activated = (_random(ops, m, width) for width in (q_size, 2 * inter, inter))
+            norm = random_tensor(ops, hidden)
+            stream, normed, qkv = (random_tensor(ops, m, width) for width in (hidden, hidden, qkv_size))
+            attended, up, activated = (random_tensor(ops, m, width) for width in (q_size, 2 * inter, inter))
             before, gate, add = RMSNorm(norm, 1e-6, normed), Activate("silu_mul", up), Accumulate()
             chain = [
                 call

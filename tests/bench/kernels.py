@@ -61,19 +61,20 @@ def measure(device: CudaDevice, calls: Sequence[Callable[[], object]]) -> float:
     return float(end.milliseconds_since(start)) * 1e3 / REPLAYS / len(calls)
 
 
-def _random(ops: CudaOps, *shape: int) -> Tensor:
+def random_tensor(ops: CudaOps, *shape: int) -> Tensor:
+    """Small activations in bfloat16."""
     return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=math.prod(shape))
 
 
 def matmuls(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
     for k, n in (*SHAPES, *HEADS):
         copies = max(1, min(CALLS, COLD_BYTES // (2 * k * n)))
-        weights = [_random(ops, n, k) for _ in range(copies)]
+        weights = [random_tensor(ops, n, k) for _ in range(copies)]
         head = (k, n) in HEADS
         for m in ROWS:
             if head and m > MOST_HEAD_ROWS:
                 continue
-            x = _random(ops, m, k)
+            x = random_tensor(ops, m, k)
             out = empty((m, n), float32 if head else bfloat16, device)
             calls = [partial(ops.matmul, x, weights[i % copies], out=out) for i in range(CALLS)]
             microseconds = measure(device, calls)
@@ -96,7 +97,7 @@ def layers(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -
     for model, (hidden, q_size, qkv_size, inter, chained) in LAYERS.items():
         shapes = ((qkv_size, hidden), (hidden, q_size), (2 * inter, hidden), (hidden, inter))
         copies = max(chained, *(min(CALLS, COLD_BYTES // (2 * n * k)) for n, k in shapes))
-        weights = [[_random(ops, *shape) for shape in shapes] for _ in range(copies)]
+        weights = [[random_tensor(ops, *shape) for shape in shapes] for _ in range(copies)]
         elements = sum(n * k for n, k in shapes)
         for m in LAYER_ROWS:
             calls = _layer_calls(ops, m, hidden, q_size, qkv_size, inter)
@@ -120,9 +121,9 @@ def _layer_calls(
     def linear(x: Tensor, weight: Tensor, out: Tensor, **around: Any) -> Tensor:
         return ops.linear(x, LinearWeight.of(weight), out=out, **around)
 
-    norm = _random(ops, hidden)
-    residual, normed, qkv = (_random(ops, m, width) for width in (hidden, hidden, qkv_size))
-    attended, up, activated = (_random(ops, m, width) for width in (q_size, 2 * inter, inter))
+    norm = random_tensor(ops, hidden)
+    residual, normed, qkv = (random_tensor(ops, m, width) for width in (hidden, hidden, qkv_size))
+    attended, up, activated = (random_tensor(ops, m, width) for width in (q_size, 2 * inter, inter))
     before, gate, add = RMSNorm(norm, 1e-6, normed), Activate("silu_mul", up), Accumulate()
     return {
         "norm + qkv": lambda w: linear(residual, w, qkv, prologue=before),
@@ -148,7 +149,7 @@ def _layer_row(
 
 def _random_cache(ops: CudaOps, cached: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
     if cached == bfloat16:
-        return _random(ops, *shape)
+        return random_tensor(ops, *shape)
     codes = empty(shape, cached, ops.device)
     ops.device.fill_bytes(codes.pointer, CODE, codes.nbytes)
     return codes
@@ -190,9 +191,9 @@ def _attention(
     order = np.random.default_rng(0).permutation(layers * rows * per_row).astype(np.int32)
     tables = order.reshape(layers, rows, per_row)
     tokens = rows * queries
-    qkv = _random(ops, tokens, (heads + 2 * kv_heads) * head_dim)
-    q, out = (_random(ops, tokens, heads * head_dim) for _ in range(2))
-    norm, cos_sin = _random(ops, head_dim), empty((context, head_dim), float32, device)
+    qkv = random_tensor(ops, tokens, (heads + 2 * kv_heads) * head_dim)
+    q, out = (random_tensor(ops, tokens, heads * head_dim) for _ in range(2))
+    norm, cos_sin = random_tensor(ops, head_dim), empty((context, head_dim), float32, device)
     ops.fill_normal(cos_sin, std=1, seed=0)
     slots = tables[:, :, -1] * block_size + (context - 1) % block_size
     calls: list[Callable[[], object]] = []
@@ -272,7 +273,7 @@ def _step(
     query_lens, context_lens = np.array(rows, np.int32).T
     counts = -(-context_lens // block_size)
     cache_shape = (int(counts.sum()), kv_heads, block_size, 128)
-    keys, values = _random(ops, *cache_shape), _random(ops, *cache_shape)
+    keys, values = random_tensor(ops, *cache_shape), random_tensor(ops, *cache_shape)
     blocks = np.random.default_rng(0).permutation(int(counts.sum())).astype(np.int32)
     tables = np.zeros((len(rows), int(counts.max())), np.int32)
     for table, count, end in zip(tables, counts, np.cumsum(counts), strict=True):
@@ -288,7 +289,7 @@ def _step(
         max_seqlen_q=int(query_lens.max()),
         max_context_len=int(context_lens.max()),
     )
-    q, out = _random(ops, tokens, heads * 128), empty((tokens, heads * 128), bfloat16, device)
+    q, out = random_tensor(ops, tokens, heads * 128), empty((tokens, heads * 128), bfloat16, device)
 
     def call() -> None:
         ops.paged_attention(q, keys, values, metadata, scale=128**-0.5, sliding_window=window, out=out)
@@ -352,10 +353,10 @@ def _choose(
 def small(ops: CudaOps, device: CudaDevice) -> Iterator[Row]:
     """Memory-bound kernels at one and many rows."""
     for hidden in (1024, 4096):
-        weight = _random(ops, hidden)
+        weight = random_tensor(ops, hidden)
         for rows in (1, 64, 4096):
-            x, out = _random(ops, rows, hidden), _random(ops, rows, hidden)
-            gate_up, act = _random(ops, rows, 6 * hidden), _random(ops, rows, 3 * hidden)
+            x, out = random_tensor(ops, rows, hidden), random_tensor(ops, rows, hidden)
+            gate_up, act = random_tensor(ops, rows, 6 * hidden), random_tensor(ops, rows, 3 * hidden)
             calls: dict[str, tuple[Callable[[], object], int]] = {
                 "rmsnorm": (partial(ops.rmsnorm, x, weight, 1e-6, out), 2 * x.nbytes),
                 "silu_mul": (partial(ops.silu_mul, gate_up, act), gate_up.nbytes + act.nbytes),

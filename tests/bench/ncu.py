@@ -1,7 +1,7 @@
-"""What NVIDIA's profiler has found, in short; see `tests.bench.once`.
+"""A summary of the CSV that NVIDIA's profiler prints; see `tests.bench.once`.
 
-Of its raw page each kernel's time, instructions and stalls; with `--source N` the N-th kernel's instructions in runs of
-equal counts: how often each was executed by a warp, and the share of samples that fell on it, with why.
+From the raw page: the time, instructions and stalls of each kernel. From the source page, with `--source N`: the N-th
+kernel's instructions, grouped by how often warps executed them, with their share of samples and the stalls.
 """
 
 from __future__ import annotations

@@ -17,11 +17,12 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KERNEL_FORMATS, Fp8Format, LinearWeight
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
-from tessera.engine.tensor import Tensor, bfloat16, empty
-from tests.bench.block_kernels import random_part
+from tessera.engine.tensor import bfloat16
+from tests.bench.block_kernels import HIDDEN, INTER, QK, V, random_part
 from tests.bench.fp8_kernels import random_weight
+from tests.bench.kernels import random_tensor
 
-HIDDEN, QKV, INTER = 4096, 6144, 14336
+QKV = QK + V
 SHAPES = {"q": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "g": (2 * INTER, HIDDEN), "d": (HIDDEN, INTER)}
 
 
@@ -30,9 +31,9 @@ def run(ops: CudaOps, kind: str, rows: int, which: str) -> None:
     weights = {name: _weight(ops, kind, *SHAPES[name]) for name in which}
     ops.reserve_linear(list(weights.values()), np.dtype(bfloat16), rows)
     residual, attended, normed, qkv, up, between = (
-        _random(ops, rows, width) for width in (HIDDEN, HIDDEN, HIDDEN, QKV, 2 * INTER, INTER)
+        random_tensor(ops, rows, width) for width in (HIDDEN, HIDDEN, HIDDEN, QKV, 2 * INTER, INTER)
     )
-    norm, gate = RMSNorm(_random(ops, HIDDEN), 1e-6, normed), Activate("silu_mul", up)
+    norm, gate = RMSNorm(random_tensor(ops, HIDDEN), 1e-6, normed), Activate("silu_mul", up)
     for name, weight in weights.items():
         if name == "q":
             ops.linear(residual, weight, prologue=norm, out=qkv)
@@ -52,10 +53,6 @@ def _weight(ops: CudaOps, kind: str, features: int, in_features: int) -> LinearW
         return random_weight(ops, Fp8Format(), features, in_features, codes)
     bits = rng.integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
     return LinearWeight((random_part(ops, KERNEL_FORMATS[kind], features, in_features, bits),))
-
-
-def _random(ops: CudaOps, *shape: int) -> Tensor:
-    return ops.fill_normal(empty(shape, bfloat16, ops.device), std=0.05, seed=sum(shape))
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ def products(apart: CudaOps, in_order: CudaOps, device: CudaDevice) -> Iterator[
     for model, (hidden, q_size, qkv_size, inter, chained) in kernels.LAYERS.items():
         shapes = ((qkv_size, hidden), (hidden, q_size), (2 * inter, hidden), (hidden, inter))
         copies = max(chained, *(min(kernels.CALLS, kernels.COLD_BYTES // (2 * n * k)) for n, k in shapes))
-        weights = [[kernels._random(apart, *shape) for shape in shapes] for _ in range(copies)]
+        weights = [[kernels.random_tensor(apart, *shape) for shape in shapes] for _ in range(copies)]
         for m in ROWS:
             both = [kernels._layer_calls(ops, m, hidden, q_size, qkv_size, inter) for ops in (apart, in_order)]
             for i, form in enumerate(both[0]):
@@ -68,9 +68,9 @@ def products(apart: CudaOps, in_order: CudaOps, device: CudaDevice) -> Iterator[
                 yield f"{model} layer's products", f"{m} rows", *times  # type: ignore[misc]
         del weights
         k, n = HEADS[model]
-        heads = [kernels._random(apart, n, k)]
+        heads = [kernels.random_tensor(apart, n, k)]
         for m in ROWS:
-            x, out = kernels._random(apart, m, k), empty((m, n), float32, device)
+            x, out = kernels.random_tensor(apart, m, k), empty((m, n), float32, device)
             times = [
                 kernels.measure(device, [partial(ops.matmul, x, heads[0], out=out)] * 5) for ops in (apart, in_order)
             ]
@@ -82,9 +82,9 @@ def kernel_choices(in_order: CudaOps, device: CudaDevice) -> Iterator[tuple[str,
     """Microseconds of every kernel that gives a product in order, the fastest first, the chosen one with a star."""
     for k, n in kernels.SHAPES:
         copies = max(1, min(kernels.CALLS, kernels.COLD_BYTES // (2 * k * n)))
-        weights = [kernels._random(in_order, n, k) for _ in range(copies)]
+        weights = [kernels.random_tensor(in_order, n, k) for _ in range(copies)]
         for m in KERNEL_ROWS:
-            x, out = kernels._random(in_order, m, k), kernels._random(in_order, m, n)
+            x, out = kernels.random_tensor(in_order, m, k), kernels.random_tensor(in_order, m, n)
             operands = [LinearOperands(x, weight, None, out) for weight in weights]
             problem = LinearProblem.of(operands[0], in_order=True)
             plans = _plans(problem, device)

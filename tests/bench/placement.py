@@ -271,20 +271,30 @@ def _forms(launches: list[Launch]) -> str:
     return "; ".join(dict.fromkeys(launch.form for launch in launches))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.placement", description=__doc__)
+def step_parser(module: str, description: str | None) -> argparse.ArgumentParser:
+    """Options that name a decode step, for `load`."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.bench.{module}", description=description)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("rows", type=int, help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--quantization", choices=get_args(QuantizationName), default="none")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the search (default: %(default)s)")
-    options = parser.parse_args()
+    return parser
+
+
+def load(options: argparse.Namespace) -> ModelRunner:
+    """The model, with the graph of that step alone."""
     with tempfile.TemporaryDirectory() as work, only_decodes(options.rows):
         settings = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
         config = engine_config(options.model, Path(work), **settings)
-        runner = make_runner(config, CudaDevice())
-    scan(runner, options.rows, options.context, options.seconds)
+        return make_runner(config, CudaDevice())
+
+
+def main() -> None:
+    parser = step_parser("placement", __doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the search (default: %(default)s)")
+    options = parser.parse_args()
+    scan(load(options), options.rows, options.context, options.seconds)
 
 
 if __name__ == "__main__":
