@@ -16,8 +16,7 @@ from tessera.app.ollama.lines import nanoseconds
 from tessera.app.ollama.names import served_name
 from tessera.app.ollama.objects import OllamaEmbeddingObject, OllamaEmbedObject
 from tessera.app.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
-from tessera.app.openai.embeddings.embedders import Vectors, embeddings_of
-from tessera.app.openai.embeddings.routes import num_values
+from tessera.app.openai.embeddings.embedders import Vectors, embeddings_of, num_values
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 
 router = APIRouter(tags=["Ollama"])

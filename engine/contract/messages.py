@@ -447,11 +447,15 @@ class RequestOutput(msgspec.Struct, array_like=True):
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True, tag="embedding"):
-    """The result of AddEmbedding: little-endian float32 [inputs, dimension], or why there is none."""
+    """The result of AddEmbedding: little-endian float32 [inputs, dimension], or why there is none.
+
+    `num_bytes_left`: so much of it follows, in further messages of the same request.
+    """
 
     request_id: str
-    vectors: bytes = b""
+    vectors: memoryview = memoryview(b"")
     refusal: RequestOutput | None = None
+    num_bytes_left: int = 0
 
 
 class EngineTotals(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

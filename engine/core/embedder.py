@@ -227,7 +227,7 @@ class Embedder:
                 del self._jobs[key]
                 self._accounts.close(job.account)
                 self.num_requests += 1
-                ended.append((job.client, EmbeddingOutput(job.request.request_id, job.vectors.tobytes())))
+                ended.append((job.client, EmbeddingOutput(job.request.request_id, job.vectors.data.cast("B"))))
         return ended
 
     def _pick(self, max_cost: float | None) -> list[tuple[_Job, int]]:

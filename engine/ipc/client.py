@@ -62,6 +62,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.request_stream import Inbox, RequestStream, error_of
 from tessera.engine.ipc.sockets.connection import Connection
+from tessera.engine.ipc.vectors import VectorsInbox
 
 logger = logging.getLogger("tessera.client")
 
@@ -115,7 +116,7 @@ class EngineClient:
         self._wakes = PassQueue(Inbox.wake, WAKE_SECONDS, LEAST_WAKES, MOST_WAKES)
         self._abandoned: list[str] = []  # of which the engine is to hear
         self._owed_resets: set[tuple[int, ...] | None] = set()  # of which the next engine is to hear; None: all
-        self._embedding_waiters: dict[str, asyncio.Future[bytes]] = {}
+        self._vectors: dict[str, VectorsInbox] = {}
         self._adapter_waiters: dict[int, asyncio.Future[None]] = {}
         self._metrics_waiters: dict[int, asyncio.Future[bytes]] = {}
         self._counter = itertools.count()
@@ -149,7 +150,7 @@ class EngineClient:
     @property
     def load(self) -> int:
         """Sequences and embeddings under way at the engine: this client's, and half a second ago the others'."""
-        return len(self._inboxes) + len(self._embedding_waiters) + self._load_of_others
+        return len(self._inboxes) + len(self._vectors) + self._load_of_others
 
     @property
     def gpu(self) -> GpuUsage | None:
@@ -249,16 +250,16 @@ class EngineClient:
         if not well:
             raise EngineUnavailableError(f"{reason}; please try again later")
         request_id = self._new_id()
-        waiter = self._embedding_waiters[request_id] = self._loop.create_future()
+        inbox = self._vectors[request_id] = VectorsInbox(self._loop)
         self._send(AddEmbedding(request_id, [array("i", one) for one in inputs], role, list(first_lengths), account))
         try:
-            vectors = await waiter
+            vectors = await inbox.whole
         except asyncio.CancelledError:
-            if request_id in self._embedding_waiters:
+            if request_id in self._vectors:
                 self._send(AbortRequests([request_id]))
             raise
         finally:
-            self._embedding_waiters.pop(request_id, None)
+            self._vectors.pop(request_id, None)
         import numpy as np  # other requests need none of it
 
         return np.frombuffer(vectors, "<f4").reshape(len(inputs), -1)
@@ -378,12 +379,9 @@ class EngineClient:
                     waiting.append(accepted)
             self._wake(waiting)
         elif type(message) is EmbeddingOutput:
-            embedding_waiter = self._embedding_waiters.get(message.request_id)
-            if embedding_waiter is not None and not embedding_waiter.done():
-                if message.refusal is not None:
-                    embedding_waiter.set_exception(error_of(message.refusal))
-                else:
-                    embedding_waiter.set_result(message.vectors)
+            vectors = self._vectors.get(message.request_id)
+            if vectors is not None:
+                vectors.deliver(message)
         elif type(message) is Adapters:
             self.adapters = {adapter.name: adapter for adapter in message.adapters}
         elif type(message) is AdapterDone:
@@ -458,10 +456,9 @@ class EngineClient:
         for inbox in inboxes.values():
             inbox.fail(EngineError(reason, code="engine_died"))
         self._wake(list(inboxes.values()))
-        embeddings, self._embedding_waiters = self._embedding_waiters, {}
-        for embedding in embeddings.values():
-            if not embedding.done():
-                embedding.set_exception(EngineError(reason, code="engine_died"))
+        vectors, self._vectors = self._vectors, {}
+        for of_request in vectors.values():
+            of_request.fail(EngineError(reason, code="engine_died"))
         for adapter_waiter in self._adapter_waiters.values():
             if not adapter_waiter.done():
                 adapter_waiter.set_exception(EngineError(reason, code="engine_died"))

@@ -60,6 +60,7 @@ from tessera.engine.ipc.loaded_engine import Core, LoadedEngine, Sleeping
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tessera.engine.ipc.outbox import Outbox
 from tessera.engine.ipc.sockets.listener import Listener
+from tessera.engine.ipc.vectors import VectorsOutbox
 
 logger = logging.getLogger("tessera.engine")
 
@@ -89,6 +90,7 @@ class EngineProcess:
         self._is_prepared = False  # nothing is left of the start
         self._unconfirmed: dict[tuple[bytes, str], float] = {}  # sequences without an output, and when they came
         self._outbox = Outbox()
+        self._vectors = VectorsOutbox()
         self._metrics: MetricsThread | None = None
         self._stats: SchedulerStats | None = None
         self._stats_at = 0.0
@@ -123,7 +125,7 @@ class EngineProcess:
         self._listener.watch(wake_up.fileno())
         patience = PATIENCE if engine.info.device != "cpu" and num_cores() >= CORES_FOR_PATIENCE else 0.0
         while True:
-            self._has_work = engine.has_work or bool(self._outbox)
+            self._has_work = engine.has_work or bool(self._outbox) or bool(self._vectors)
             self._refresh_stats(core)
             self.garbage.look(is_idle=not self._has_work)
             if not self._has_work:
@@ -191,7 +193,14 @@ class EngineProcess:
                 outputs = embedder.step(busy=engine.core.has_work)
                 engine.turns.end_computation()
                 for client, output in outputs:
-                    self._send(client, output)
+                    small = self._vectors.put(client, output)
+                    if small is not None:
+                        self._send(client, small)
+        taken = self._vectors.take()
+        if taken is not None:
+            client, piece = taken
+            if not self._send(client, piece):
+                self._vectors.drop(client, [piece.request_id])
 
     @property
     def _refuses(self) -> str | None:
@@ -283,6 +292,7 @@ class EngineProcess:
             case AbortRequests():
                 core.abort(message.request_ids, client)
                 self._outbox.drop(client, message.request_ids)
+                self._vectors.drop(client, message.request_ids)
                 for request_id in message.request_ids:
                     self._unconfirmed.pop((client, request_id), None)
                 for embedder in self._engine.embedders.values():

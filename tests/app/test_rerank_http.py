@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tessera.app.openai.rerank.pairs import AFTER, BEFORE, INSTRUCTION, PairLimits, encode_pairs
-from tessera.app.openai.rerank.scorers import scores_of
+from tessera.app.openai.rerank.scorers import cosines, scores_of
 from tessera.app.settings import AppSettings
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import EngineError, QueueFullError
@@ -264,6 +264,14 @@ def test_a_model_without_classes_does_not_classify(settings: AppSettings, alone:
 
 
 # -- yes and no -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_firsts", "num_seconds"), [(1, 1), (1, 200), (130, 130)])
+def test_cosines_are_those_of_each_pair(num_firsts: int, num_seconds: int) -> None:
+    rng = np.random.default_rng(0)
+    firsts, seconds = (rng.standard_normal((count, 33)).astype(np.float32) for count in (num_firsts, num_seconds))
+    found = cosines(firsts, seconds)
+    assert found.tolist() == (firsts.astype(np.float64) * seconds.astype(np.float64)).sum(axis=1).tolist()
 
 
 def test_qwen3_rerankers_prompt(alone: AppSettings) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +18,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import (
     AbortRequests,
     Accepted,
+    AddEmbedding,
     AddRequest,
     ClientMessage,
     Drain,
+    EmbeddingOutput,
     EngineMessage,
     GetMetrics,
     Heartbeat,
@@ -36,10 +40,12 @@ from tessera.engine.contract.messages import (
     RequestOutput,
     StepOutputs,
     TokenLogprobs,
+    client_encoder,
     heartbeat_address,
     request_address,
 )
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.embedder import Embedder
 from tessera.engine.ipc import engine_process as process_module
 from tessera.engine.ipc.engine_process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess
 from tessera.engine.ipc.loaded_engine import LoadedEngine
@@ -89,7 +95,7 @@ class Engine:
 
 
 def send(client: BlockingClient, message: ClientMessage) -> None:
-    client.send(msgspec.msgpack.encode(message))
+    client.send(client_encoder().encode(message))
 
 
 def receive(client: BlockingClient) -> EngineMessage:
@@ -409,6 +415,20 @@ def test_what_the_start_has_left_is_done_between_requests(tmp_path: Path, monkey
     assert done == ["piece", "piece", "step", "step", "step", "piece", "piece"]
 
 
+@contextlib.contextmanager
+def in_process(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
+    """What an engine process runs, in this one, without heartbeats and signals."""
+    silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
+    monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
+    monkeypatch.setattr(EngineProcess, "_drain_on_sigterm", lambda self: self._wake_up_sockets[0])
+    process = EngineProcess(str(run_dir), str(run_dir), lambda message: None)
+    process._wake_up_sockets = socketpair()
+    yield process
+    process.close()
+    for each in process._wake_up_sockets:
+        each.close()
+
+
 def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -423,18 +443,54 @@ def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
                 output.prompt_logprobs = [piece] * 7
             return outputs
 
-    silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
-    monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
-    monkeypatch.setattr(EngineProcess, "_drain_on_sigterm", lambda self: self._wake_up_sockets[0])
-    process = EngineProcess(str(tmp_path), str(tmp_path), lambda message: None)
-    process._wake_up_sockets = socketpair()
-    with contextlib.closing(BlockingClient(request_address(tmp_path), DEADLINE)) as client:
+    with (
+        in_process(tmp_path, monkeypatch) as process,
+        contextlib.closing(BlockingClient(request_address(tmp_path), DEADLINE)) as client,
+    ):
         send(client, add("scored", [1], 1))
         send(client, Drain())
         process.run(LoadedEngine(ScoredCore(), INFO, lambda: b""))
         outputs = receive_outputs(client, "scored")
-    process.close()
-    for each in process._wake_up_sockets:
-        each.close()
     assert [len(output.prompt_logprobs or []) for output in outputs] == [2, 2, 2, 1]
     assert [output.token_ids for output in outputs] == [[], [], [], [2]]
+
+
+def test_fault_stalls_vectors_of_megabytes_are_sent_between_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the process waits for nothing else while some are left."""
+    monkeypatch.setattr("tessera.engine.ipc.vectors.MAX_VECTOR_BYTES", 40)
+    events: list[str] = []
+
+    class Core(stub_engine.StubCore):
+        def step(self) -> dict[bytes, list[RequestOutput]]:
+            events.append("step")
+            return super().step()
+
+    class Wide:
+        dimension, vocab_size, max_input_tokens, max_num_tokens, max_num_inputs = 3, 100, 64, 640, 10
+
+        def compute(self, texts: Any, first_lengths: Any = None) -> Any:
+            return np.array([[text[0]] * self.dimension for text in texts], np.float32)
+
+    with in_process(tmp_path, monkeypatch) as process:
+        sent = process._send
+
+        def noting(to: bytes, message: EngineMessage) -> bool:
+            if isinstance(message, EmbeddingOutput):
+                events.append("vectors")
+            return sent(to, message)
+
+        monkeypatch.setattr(process, "_send", noting)
+        with contextlib.closing(BlockingClient(request_address(tmp_path), DEADLINE)) as client:
+            send(client, add("text", [1], 3))
+            send(client, AddEmbedding("wide", [array("i", [index]) for index in range(9)]))
+            send(client, Drain())
+            embedder = Embedder(Wide(), max_queue_len=3)
+            process.run(LoadedEngine(Core(), INFO, lambda: b"", embedders={"main": embedder}))
+            messages = [receive(client) for _ in events]
+    pieces = [message for message in messages if isinstance(message, EmbeddingOutput)]
+    assert [(len(piece.vectors), piece.num_bytes_left) for piece in pieces] == [(40, 68), (40, 28), (28, 0)]
+    vectors = np.frombuffer(b"".join(piece.vectors for piece in pieces), "<f4").reshape(9, 3)
+    assert vectors.tolist() == [[index] * 3 for index in range(9)]
+    assert events == ["step", "vectors"] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import (
     NO_ACCOUNT,
     AccountRef,
+    EmbeddingOutput,
     EngineMessage,
     PromptScores,
     RequestOutput,
@@ -31,6 +34,7 @@ from tessera.engine.grammar.token_tables import LongerBadWords, TokenTables
 from tessera.engine.ipc import outbox
 from tessera.engine.ipc.outbox import Outbox
 from tessera.engine.ipc.request_stream import Inbox
+from tessera.engine.ipc.vectors import VectorsInbox, VectorsOutbox
 from tessera.engine.kv_tiers.published_block import PublishedBlock
 from tessera.engine.runner.prompt_logprobs import read_prompt_logprobs
 from tests.support.fake_runner import CLIENT, Harness
@@ -415,6 +419,47 @@ def test_fault_stalls_scores_of_a_long_prompt_are_sent_over_several_turns(monkey
         assert (output.token_ids, output.prompt_logprobs) == (tokens, [piece] * count), name
     assert inboxes["a"].ended
     assert inboxes["gone"].output is None
+
+
+def test_fault_stalls_vectors_of_megabytes_are_sent_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """33 MB for 2,048 texts of a model of 4,096 dimensions took the engine's thread 60 to 200 ms in one message."""
+    monkeypatch.setattr("tessera.engine.ipc.vectors.MAX_VECTOR_BYTES", 8)
+    contents = {"small": bytes(8), "a": bytes(range(30)), "b": bytes(range(100, 117)), "gone": bytes(99)}
+
+    async def received() -> None:
+        box = VectorsOutbox()
+        inboxes = {name: VectorsInbox(asyncio.get_running_loop()) for name in contents}
+        order: list[str] = []
+
+        def send(output: EmbeddingOutput) -> None:
+            assert len(output.vectors) <= 8
+            order.append(output.request_id)
+            inboxes[output.request_id].deliver(output)
+
+        for name, vectors in contents.items():
+            at_once = box.put(CLIENT, EmbeddingOutput(name, memoryview(vectors)))
+            if at_once is not None:
+                send(at_once)
+        assert order == ["small"]
+        for _ in range(3):
+            (client, piece) = box.take() or (b"", EmbeddingOutput(""))
+            assert client == CLIENT
+            send(piece)
+        box.drop(b"another", ["a"])
+        box.drop(CLIENT, ["gone", "unknown"])
+        while (taken := box.take()) is not None:
+            send(taken[1])
+        assert not box
+        assert order == ["small", "a", "b", "gone", "a", "b", "a", "b", "a"]
+        for name in ("small", "a", "b"):
+            assert bytes(await inboxes[name].whole) == contents[name]
+        assert not inboxes["gone"].whole.done()
+        inboxes["gone"].fail(EngineError("it has died"))
+        inboxes["a"].fail(EngineError("too late"))
+        with pytest.raises(EngineError, match="it has died"):
+            await inboxes["gone"].whole
+
+    asyncio.run(received())
 
 
 def test_fault_stalls_what_constrains_tokens_is_worked_out_once_for_all_sequences(

@@ -52,6 +52,7 @@ from tessera.app.openai.completions import routes as completion_routes
 from tessera.app.openai.completions.events import CompletionEvents
 from tessera.app.openai.embeddings import embedders
 from tessera.app.openai.embeddings import routes as embedding_routes
+from tessera.app.openai.rerank import scorers
 from tessera.app.openai.responses import store as responses_store
 from tessera.app.openai.responses.schema import ResponsesRequest
 from tessera.app.openai.responses.store import ResponseStore, StoredResponse
@@ -835,6 +836,47 @@ def test_fault_stalls_scores_of_many_texts_are_written_in_a_thread(
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["results" if path == "/v1/rerank" else "data"]) == 9
     assert threads == ["response"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"]}),
+    ],
+)
+def test_fault_stalls_cosines_of_many_texts_are_computed_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, fields: dict[str, Any]
+) -> None:
+    """For 2,048 documents and 4,096 dimensions the event loop took 100 ms."""
+    threads = Threads()
+    monkeypatch.setattr("tessera.app.http.body.MAX_INLINE_VALUES", 1)
+    monkeypatch.setattr(scorers, "cosines", threads.noting(scorers.cosines))
+    for count in (1, 9):
+        body = {name: value * count if isinstance(value, list) else value for name, value in fields.items()}
+        answer = call(
+            FakeEmbeddings(), tool_settings(tmp_path / str(count)), "POST", path, json={"model": "tiny", **body}
+        )
+        assert answer.status_code == 200, answer.text
+    assert threads == ["MainThread", "response"]
+
+
+def test_fault_stalls_many_embeddings_are_shortened_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    threads = Threads()
+    monkeypatch.setattr("tessera.app.http.body.MAX_INLINE_VALUES", 1)
+    monkeypatch.setattr(embedders, "_shortened", threads.noting(embedders._shortened))
+    for count in (1, 9):
+        body = {"model": "tiny", "input": [[5]] * count, "dimensions": 1}
+        client = FakeEmbeddings()
+        assert client.info is not None
+        shorter = msgspec.structs.replace(client.info.embeddings[0], matryoshka_dimensions=(1, 4))
+        client.info = msgspec.structs.replace(client.info, embeddings=(shorter,))
+        answer = call(client, tool_settings(tmp_path / str(count)), "POST", "/v1/embeddings", json=body)
+        assert answer.status_code == 200, answer.text
+        assert [one["embedding"] for one in answer.json()["data"]] == [[1.0]] * count
+    assert threads == ["MainThread", "response"]
 
 
 def test_fault_stalls_ids_to_embed_are_sent_as_bytes() -> None:

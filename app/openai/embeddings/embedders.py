@@ -13,6 +13,7 @@ from fastapi import Request
 from tessera.app.generate.prompt import MAX_INLINE_IDS, PROMPT_TIMEOUT
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
+from tessera.app.http.body import built
 from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 MAX_INPUT_CHARS = 2**20  # of one text, whatever its number of tokens
 MAX_TOTAL_TOKENS = 2**20  # of one request
+NUMBERS_OF_A_VALUE = 16
+ROWS_TOGETHER = 64  # vectors that are worked on at once, so that little memory is needed
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,14 @@ class Embeddings:
             lease.count_prompt(sum(map(len, inputs)))
         work = self._served.client.embed(inputs, role=model.role, account=account_of(http_request.scope))
         vectors = await run_while_connected(http_request.receive, work, self._served.settings.request_timeout)
-        return vectors if size == info.dimension else _shortened(vectors, size)
+        if size == info.dimension:
+            return vectors
+        return await built(num_values(vectors), lambda: _shortened(vectors, size))
+
+
+def num_values(vectors: Vectors) -> int:
+    """For `built`: numbers are worked on faster than other values."""
+    return vectors.size // NUMBERS_OF_A_VALUE
 
 
 def embeddings_of(request: Request) -> Embeddings:
@@ -232,8 +242,11 @@ def _shortened(vectors: Vectors, size: int) -> Vectors:
     """The first `size` elements of each vector, brought to unit length again."""
     import numpy as np  # takes long to import, and few need it
 
-    cut = vectors[:, :size].astype(np.float64)
-    norms = np.linalg.norm(cut, axis=1, keepdims=True)
-    norms[norms == 0] = 1.0
-    shortened: Vectors = (cut / norms).astype(np.float32)
+    shortened = np.empty((len(vectors), size), np.float32)
+    for begin in range(0, len(vectors), ROWS_TOGETHER):
+        rows = slice(begin, begin + ROWS_TOGETHER)
+        cut = vectors[rows, :size].astype(np.float64)
+        norms = np.linalg.norm(cut, axis=1, keepdims=True)
+        norms[norms == 0] = 1.0
+        shortened[rows] = cut / norms
     return shortened

@@ -13,14 +13,12 @@ from tessera.app.generate.served_models import model_for
 from tessera.app.http.access_log import trace_of
 from tessera.app.http.body import built_json
 from tessera.app.http.description import Description
-from tessera.app.openai.embeddings.embedders import embeddings_of
+from tessera.app.openai.embeddings.embedders import embeddings_of, num_values
 from tessera.app.openai.embeddings.objects import EmbeddingList
 from tessera.app.openai.embeddings.schema import EmbeddingRequest
 
 if TYPE_CHECKING:
     from tessera.app.openai.embeddings.embedders import Vectors
-
-NUMBERS_OF_A_VALUE = 16
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -54,11 +52,6 @@ async def create_embeddings(http_request: Request) -> Response:
         }
 
     return await built_json(num_values(vectors), whole)
-
-
-def num_values(vectors: Vectors) -> int:
-    """For `built_json`: numbers are encoded faster than other values."""
-    return vectors.size // NUMBERS_OF_A_VALUE
 
 
 def _encoded(vectors: Vectors, encoding_format: str) -> list[Any]:

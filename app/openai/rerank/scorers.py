@@ -12,14 +12,17 @@ from fastapi import Request
 
 from tessera.app.generate.served_model import ServedModel
 from tessera.app.generate.served_models import model_of
+from tessera.app.http.body import built
 from tessera.app.http.limits import account_of, lease_of
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.openai.embeddings.embedders import (
-    EmbeddingModel,
+    ROWS_TOGETHER,
     Embeddings,
+    Vectors,
     check_input,
     check_inputs,
     check_total,
+    num_values,
     packed,
     run_encode,
     tokens_to_keep,
@@ -28,7 +31,7 @@ from tessera.app.openai.rerank.pairs import PairLimits, cut_texts, encode_pairs
 from tessera.app.openai.rerank.schema import ClassifyRequest, PairFields
 from tessera.app.text.tokenizer import IdTokenizer, Tokenizer, load_tokenizer
 from tessera.engine.contract.errors import InvalidRequestError
-from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo, TokenIds
+from tessera.engine.contract.messages import ScorerInfo, TokenIds
 
 Scores: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -174,15 +177,10 @@ class Scorers:
 
         sides = await run_encode(self._served, encode, [*pairs.firsts, *pairs.seconds])
         inputs = [*sides[0], *sides[1]]
-        vectors = await self._embed(http_request, model, info, inputs)
-        firsts, seconds = vectors[: len(sides[0])], vectors[len(sides[0]) :]
-        return Scored((firsts * seconds).sum(axis=1), sum(map(len, inputs)))
-
-    async def _embed(
-        self, http_request: Request, model: EmbeddingModel, info: EmbeddingInfo, inputs: Sequence[TokenIds]
-    ) -> Scores:
         vectors = await self._embeddings.embed(http_request, model, info, inputs, None)
-        return vectors.astype(np.float64)
+        firsts, seconds = vectors[: len(sides[0])], vectors[len(sides[0]) :]
+        scores = await built(num_values(vectors), lambda: cosines(firsts, seconds))
+        return Scored(scores, sum(map(len, inputs)))
 
     async def _logits(self, http_request: Request, inputs: Sequence[TokenIds], first_lengths: list[int]) -> Scores:
         lease = lease_of(http_request.scope)
@@ -210,6 +208,16 @@ def scores_of(logits: Scores, scorer: ScorerInfo, use_activation: bool) -> Score
         softmax: Scores = weights / weights.sum(axis=1, keepdims=True)
         return softmax
     return np.tanh(logits) if scorer.scores == "tanh" else 0.5 * (1.0 + np.tanh(0.5 * logits))
+
+
+def cosines(firsts: Vectors, seconds: Vectors) -> Scores:
+    """[pairs] of vectors of unit length [1 or pairs, dimension]."""
+    scores = np.empty(max(len(firsts), len(seconds)))
+    for begin in range(0, len(scores), ROWS_TOGETHER):
+        rows = slice(begin, begin + ROWS_TOGETHER)
+        first, second = ((side if len(side) == 1 else side[rows]).astype(np.float64) for side in (firsts, seconds))
+        scores[rows] = (first * second).sum(axis=1)
+    return scores
 
 
 def scorers_of(request: Request) -> Scorers:
