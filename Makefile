@@ -108,12 +108,9 @@ test-emulated: .venv/.dev
 	TESSERA_EMULATED=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 --timeout 0 $(or $(ARGS),$(KERNEL_TESTS))
 	$(if $(ARGS),,TESSERA_EMULATED=1 $(BIN)/python -m pytest --numprocesses 2 --timeout 0 tests/emulation)
 
-# What the kernels read and write, under NVIDIA's compute-sanitizer (from the CUDA toolkit); ARGS choose tests.
+# The GPU tests under NVIDIA's compute-sanitizer (from the CUDA toolkit): hours; ARGS='--workers 12 tests/gpu/test_ops_gpu.py'.
 sanitize-gpu: .venv/.dev
-	for tool in memcheck racecheck initcheck synccheck; do \
-		TESSERA_REQUIRE_GPU=1 compute-sanitizer --tool $$tool --error-exitcode 1 \
-			$(BIN)/python -m pytest -m gpu -q $(or $(ARGS),$(KERNEL_TESTS)) || exit 1; \
-	done
+	for tool in memcheck initcheck synccheck racecheck; do $(BIN)/python -m tests.sanitizers $$tool $(ARGS) || exit 1; done
 
 bench-gpu: .venv/.dev
 	$(BIN)/python -m tests.bench $(ARGS)

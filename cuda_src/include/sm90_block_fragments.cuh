@@ -8,6 +8,7 @@
 #include "generated/sm90_block_fragments.cuh"
 #include "ptx/sm90_fragments.cuh"
 #include "sm90_product.cuh"
+#include "warp_arrival.cuh"
 
 constexpr int FEEDERS = WARPGROUP_SIZE;
 constexpr int TURNING_WARPS = FEEDERS / WARP_SIZE - 1;  // bring x into order; the last warp copies it
@@ -116,8 +117,7 @@ class TokenFeeder {
           }
         }
         fence_shared_for_async();
-        __syncwarp();
-        if (lane == 0) barrier_arrive(&full_[at.stage]);
+        barrier_arrive_warp(&full_[at.stage]);
         at.advance(stages_);
       }
     }

@@ -5,6 +5,7 @@
 #include "block_row.cuh"
 #include "generated/sm90_block_row.cuh"
 #include "sm90_block_ring.cuh"
+#include "warp_arrival.cuh"
 
 constexpr int ROW_THREADS = ROW_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = 2 * UNIT;  // of an mma
@@ -25,9 +26,9 @@ struct alignas(128) RowShared {
     if (thread < 4) zeros[thread] = make_uint4(0, 0, 0, 0);
     if (thread < stages) {
       barrier_init(full + thread, 1);
-      barrier_init(empty + thread, ROW_WARPS);
+      barrier_init(empty + thread, ROW_WARPS * WARP_ARRIVALS);
     }
-    if (thread <= stages) barrier_init(sums + thread, ROW_WARPS);
+    if (thread <= stages) barrier_init(sums + thread, ROW_WARPS * WARP_ARRIVALS);
     barrier_init_done();
   }
 };

@@ -5,6 +5,7 @@
 #include "block_small.cuh"
 #include "generated/sm90_block_rows.cuh"
 #include "sm90_block_ring.cuh"
+#include "warp_arrival.cuh"
 
 constexpr int ROWS_THREADS = (2 * WARPS + 1) * WARP_SIZE;  // the last warp copies
 constexpr int ROWS_TILE = 4 * UNIT;                        // rows of the weight
@@ -30,11 +31,11 @@ struct alignas(128) RowsShared {
     const int thread = threadIdx.x;
     if (thread < stages) {
       barrier_init(full + thread, 1);
-      barrier_init(empty + thread, 2 * WARPS);
+      barrier_init(empty + thread, 2 * WARPS * WARP_ARRIVALS);
     }
     if (thread == 0) {
-      barrier_init(&sums_full, 2 * WARPS);
-      barrier_init(&sums_empty, 2 * WARPS);
+      barrier_init(&sums_full, 2 * WARPS * WARP_ARRIVALS);
+      barrier_init(&sums_empty, 2 * WARPS * WARP_ARRIVALS);
     }
     barrier_init_done();
   }
@@ -263,8 +264,7 @@ class RowsEpilogue {
                                         float eps) const {
     barrier_wait(&shared.sums_full, tile % 2);
     add_up(tile, shared, normed, in_features, eps);
-    __syncwarp();
-    if (lane_of_thread() == 0) barrier_arrive(&shared.sums_empty);
+    barrier_arrive_warp(&shared.sums_empty);
   }
 
  private:

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
     for (int i = 0; i < stages; ++i) {
       barrier_init(&arrived[i], 1);
-      barrier_init(&full[i], TURNING_WARPS);
+      barrier_init(&full[i], TURNING_WARPS * WARP_ARRIVALS);
       barrier_init(&empty[i], V::CONSUMERS / WARP_SIZE);
     }
     barrier_init_done();

@@ -61,15 +61,13 @@ __global__ void __launch_bounds__(ROW_THREADS, 2) sm90_block_row_kernel(SM90_BLO
       if (tile == 0) prologue.fix_until(part, y, groups);
       barrier_wait(&shared.full[place.slot], place.parity);
       items.take(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS, part);
-      __syncwarp();
-      if (lane_of_thread() == 0) barrier_arrive(&shared.empty[place.slot]);
+      barrier_arrive_warp(&shared.empty[place.slot]);
       place.advance();
     }
     if (tile == 0) prologue.share_squares();
     float* const sums = shared.partial[sums_place.slot];
     items.share(sums);
-    __syncwarp();
-    if (lane_of_thread() == 0) barrier_arrive(&shared.sums[sums_place.slot]);
+    barrier_arrive_warp(&shared.sums[sums_place.slot]);
     if (adds_up) {
       barrier_wait(&shared.sums[sums_place.slot], sums_place.parity);
       epilogue.store(tile, sums, prologue);

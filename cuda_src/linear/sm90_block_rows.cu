@@ -68,8 +68,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
       if (tile == 0) resident.await_step(part, norm != nullptr, shared.squares);
       barrier_wait(&shared.full[place.slot], place.parity);
       items.take(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS, part);
-      __syncwarp();
-      if (lane_of_thread() == 0) barrier_arrive(&shared.empty[place.slot]);
+      barrier_arrive_warp(&shared.empty[place.slot]);
       place.advance();
       if (part == 0) {
         if (tile > 0) epilogue.store(tile - 1, shared, norm != nullptr, in_features, eps);
@@ -78,8 +77,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     }
     if (tile > 0) barrier_wait(&shared.sums_empty, (tile - 1) % 2);
     items.share(shared.partial);
-    __syncwarp();
-    if (lane_of_thread() == 0) barrier_arrive(&shared.sums_full);
+    barrier_arrive_warp(&shared.sums_full);
   }
   if (tiles.count > 0) epilogue.store(tiles.count - 1, shared, norm != nullptr, in_features, eps);
   if (follows) wait_for_earlier_kernels();

@@ -20,7 +20,7 @@ from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.cuda.sources import SourceFile, Sources
 
 SOURCE_FOLDER = Path(__file__).resolve().parents[2] / "cuda_src"
-OPTIONS = ("--std=c++17",)
+OPTIONS: tuple[str, ...] = ("--std=c++17",)
 COMPILING: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by key; several devices want the same
 NAMES_PER_PROGRAM = 4  # more of a file's instantiations are compiled side by side
 

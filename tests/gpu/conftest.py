@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from tessera.engine.autograd.functions import Functions
+from tessera.engine.cuda import compiler
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ops.cpu import CpuOps
 from tests.support.op_cases import DTYPES
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where there are several GPUs, each of pytest-xdist's workers has another one as its device 0."""
+    """Where there are several GPUs, each of pytest-xdist's workers has another one as its device 0.
+
+    With EVERY_LANE_ARRIVES=1 kernels are as NVIDIA's racecheck needs them (`cuda_src/include/warp_arrival.cuh`).
+    """
+    if os.environ.get("EVERY_LANE_ARRIVES") == "1":
+        compiler.OPTIONS += ("-DEVERY_LANE_ARRIVES",)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if worker.startswith("gw") and len(gpus) > 1:

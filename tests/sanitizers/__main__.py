@@ -1,0 +1,113 @@
+"""The GPU tests under NVIDIA's compute-sanitizer, several at a time, on all GPUs:
+
+    python -m tests.sanitizers memcheck --workers 12 --seconds 500 --done memcheck.txt
+
+A run that has ended too soon goes on where it was when it is started again with the same file of --done. Ends with 1
+where a test failed, has not run, or the tool has found something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.sanitizers.reports import Report, reports_of
+from tests.support.paths import ROOT
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+TEST_SECONDS = 120
+UNSUITABLE = {  # tests of what a tool prevents
+    "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
+}
+OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (FAILED|ERROR) (\S.*?) *$", re.MULTILINE)
+COLLECTED = re.compile(r"\((\d+)/\d+ tests collected|^(\d+) tests? collected|(\d+) deselected", re.MULTILINE)
+
+
+def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
+    sanitizer = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--log-file", str(log)]
+    # API errors are what some tests are about.
+    sanitizer += ["--report-api-errors", "no", "--print-limit", "1000", sys.executable]
+    pytest = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
+    pytest += [part for name in UNSUITABLE for part in ("--deselect", name)]
+    return [*sanitizer, *pytest, "-n", str(workers), "--dist", "worksteal", *tests]
+
+
+def environment(tool: str, done: Path) -> dict[str, str]:
+    """Each of pytest-xdist's processes takes another GPU first, where this names all."""
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.splitlines()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus)))))
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "RESUMED": str(done), "TESSERA_REQUIRE_GPU": "1"}
+    return {**variables, "EVERY_LANE_ARRIVES": "1"} if tool == "racecheck" else variables
+
+
+def run(arguments: list[str], variables: dict[str, str], seconds: float, log: Path) -> bool:
+    """-> whether it came to its end by itself."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(seconds)
+            return True
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def show(found: Counter[Report], console: Console) -> None:
+    table = Table(title="Found", title_justify="left")
+    for name, justify in (("what", "left"), ("kernel", "left"), ("times", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for (what, kernel), count in found.most_common():
+        table.add_row(what, kernel, str(count))
+    console.print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sanitizers", description=__doc__)
+    parser.add_argument("tool", choices=TOOLS)
+    parser.add_argument("tests", nargs="*", default=["tests/gpu"])
+    parser.add_argument("--workers", type=int, default=8, help="processes; each needs a few GiB of a GPU's memory")
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--done", type=Path, help="a file of tests that have ended well, read and written")
+    parser.add_argument("--logs", type=Path, help="a folder for the logs of tests and tool")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        logs = given.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        done = (given.done or Path(folder) / "done").absolute()
+        before = len(done.read_text().splitlines()) if done.exists() else 0
+        tests, tool = logs / f"{given.tool}-tests.log", logs / f"{given.tool}-tool.log"
+        arguments = command(given.tool, given.workers, tool.absolute(), given.tests)
+        ended = run(arguments, environment(given.tool, done), given.seconds, tests)
+        found = reports_of(tool.read_text(errors="replace") if tool.exists() else "")
+        failed = sorted({match[2] for match in OUTCOME.finditer(tests.read_text(errors="replace"))})
+        after = len(done.read_text().splitlines()) if done.exists() else 0
+    console = Console(width=150)
+    console.print(
+        f"{given.tool}: {after - before} tests ended well, {after} with earlier runs; {len(failed)} failed; "
+        + ("all were run" if ended else f"it was ended after {given.seconds:.0f} s")
+    )
+    for name in failed[:20]:
+        console.print(f"  failed: {name}", markup=False, highlight=False)
+    if found:
+        show(found, console)
+    return 0 if ended and not failed and not found else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

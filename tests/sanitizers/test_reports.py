@@ -1,0 +1,75 @@
+"""What is read from the logs of NVIDIA's tools."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.sanitizers.reports import Report, reports_of
+from tests.support.paths import ROOT
+
+pytest_plugins = ["pytester"]
+
+LOG = """
+========= COMPUTE-SANITIZER
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at record_tokens_kernel(unsigned int *, const int *, const int *, int, int, int)+0x1d0
+=========     by thread (1,0,0) in block (0,0,0)
+=========     Saved host backtrace up to driver entry point at kernel launch time
+=========
+========= Error: Race reported between Write access at void sm90_block_row_kernel<__half, float, Q8_0>(int)+0x3ca0
+=========     and Read access at void sm90_block_row_kernel<__half, float, Q8_0>(int)+0x3e60 [168 hazards]
+=========
+========= Uninitialized __global__ memory read of size 8 bytes
+=========     at record_tokens_kernel(unsigned int *, const int *, const int *, int, int, int)+0x1d0
+=========
+========= Internal Sanitizer Error: The Sanitizer encountered an error while launching _Z14rmsnorm_kernelI6__halfEvPT_
+========= Internal Sanitizer Error: The Sanitizer encountered an error while launching _Z14scatter_kernelPiPKiii
+========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect.
+========= ERROR SUMMARY: 5 errors
+"""
+
+
+def test_reports_are_counted_by_kernel() -> None:
+    read = "Uninitialized __global__ memory read of size N bytes"
+    untracked = "Internal Sanitizer Error: The Sanitizer encountered an error"
+    overflow = "Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect."
+    assert reports_of(LOG) == {
+        Report(read, "record_tokens_kernel"): 2,
+        Report("Error: Race reported", "sm90_block_row_kernel"): 1,
+        Report(untracked, "rmsnorm_kernel"): 1,
+        Report(untracked, "scatter_kernel"): 1,
+        Report(overflow, ""): 1,
+    }
+
+
+def test_a_log_without_reports_has_none() -> None:
+    assert not reports_of("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n")
+
+
+def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = pytester.path / "done.txt"
+    monkeypatch.setenv("RESUMED", str(done))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    pytester.makepyfile(
+        textwrap.dedent("""
+            import pytest
+
+            @pytest.mark.parametrize("name", ["a", "b"])
+            def test_well(name):
+                pass
+
+            def test_not_here():
+                pytest.skip("no device")
+
+            def test_badly():
+                assert False
+        """)
+    )
+    plugin = ("-p", "tests.sanitizers.resumed", "-p", "no:cacheprovider")
+    pytester.runpytest_subprocess(*plugin).assert_outcomes(passed=2, skipped=1, failed=1)
+    assert len(done.read_text().splitlines()) == 3
+    again = pytester.runpytest_subprocess(*plugin)
+    again.assert_outcomes(failed=1, deselected=3)
