@@ -276,11 +276,11 @@ def test_a_damaged_database_is_unavailable_and_leaves_no_descriptors(tmp_path: P
     store = Store(tmp_path / "data")
     with pytest.raises(StoreUnavailableError):
         ids(store, NOTES)
-    before = num_open()
+    before = num_open(tmp_path)
     for _ in range(10):
         with pytest.raises(StoreUnavailableError):
             ids(store, NOTES)
-    assert num_open() <= before
+    assert num_open(tmp_path) <= before
     (tmp_path / "data" / "store.sqlite").unlink()
     insert(store, NOTES, "a")
     assert ids(store, NOTES) == ["a"]

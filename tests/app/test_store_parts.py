@@ -53,7 +53,7 @@ def test_a_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", sync)
     assert mode(tmp_path / "files") == 0o700
-    before = num_open()
+    before = num_open(tmp_path)
     incoming = contents.begin()
     (unfinished,) = (tmp_path / "files").iterdir()
     assert unfinished.suffix == ".part"
@@ -61,14 +61,14 @@ def test_a_content_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     incoming.write(b"de")
     assert incoming.num_bytes == 5
     incoming.publish("a-1_b")
-    assert num_open() == before
+    assert num_open(tmp_path) == before
     assert synced == [(str(unfinished), b"abcde"), (str(tmp_path / "files"), ["a-1_b"])]
     incoming.discard()
     assert contents.path("a-1_b").read_bytes() == b"abcde", "what is published stays"
     other = contents.begin()
     other.discard()
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["a-1_b"]
-    assert num_open() == before
+    assert num_open(tmp_path) == before
     with pytest.raises(AssertionError):
         contents.path("../a")
     Contents(tmp_path / "files")  # it may be there already
@@ -128,7 +128,7 @@ def test_a_database_that_cannot_be_opened_leaves_no_descriptors(tmp_path: Path) 
     newer = Database(tmp_path / "newer.sqlite", [Schema("pets", (("CREATE TABLE pets (name TEXT)",),))])
     newer.close()
     (tmp_path / "damaged.sqlite").write_bytes(b"not a database" * 100)
-    before = num_open()
+    before = num_open(tmp_path)
     cases: list[tuple[str, Schema, type[Exception]]] = [
         ("newer", Schema("pets", ()), StoreUnavailableError),
         ("damaged", OBJECTS, sqlite3.DatabaseError),
@@ -136,7 +136,7 @@ def test_a_database_that_cannot_be_opened_leaves_no_descriptors(tmp_path: Path) 
     for name, schema, error in cases:
         with pytest.raises(error) as raised:
             Database(tmp_path / f"{name}.sqlite", [schema])
-        assert num_open() == before, f"{raised.value}, and whatever holds on to that"
+        assert num_open(tmp_path) == before, f"{raised.value}, and whatever holds on to that"
 
 
 def test_a_query_sees_one_state_and_a_change_is_whole(tmp_path: Path, database: Database) -> None:

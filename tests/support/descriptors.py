@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
-WATCHED = f"/proc/{os.getpid()}/task/"  # a watch of another test's stalls reads them now and then
 
-
-def num_open() -> int:
-    """Descriptors of this process, but for those of watches."""
-    targets = []
+def num_open(folder: Path) -> int:
+    """Those of files and folders below `folder`, and of it: others come and go with other tests' threads."""
+    found = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # it listed the descriptors
-            targets.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sum(not target.startswith(WATCHED) for target in targets)
+            found += Path(os.readlink(f"/proc/self/fd/{name}")).is_relative_to(folder)
+    return found
