@@ -31,7 +31,6 @@ UNSUITABLE = {  # tests of what a tool prevents
     "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
 }
 OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (FAILED|ERROR) (\S.*?) *$", re.MULTILINE)
-COLLECTED = re.compile(r"\((\d+)/\d+ tests collected|^(\d+) tests? collected|(\d+) deselected", re.MULTILINE)
 
 
 def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
@@ -68,6 +67,10 @@ def run(arguments: list[str], variables: dict[str, str], seconds: float, log: Pa
             process.wait()
 
 
+def count_lines(file: Path) -> int:
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
 def show(found: Counter[Report], console: Console) -> None:
     table = Table(title="Found", title_justify="left")
     for name, justify in (("what", "left"), ("kernel", "left"), ("times", "right")):
@@ -90,13 +93,13 @@ def main() -> int:
         logs = given.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
         done = (given.done or Path(folder) / "done").absolute()
-        before = len(done.read_text().splitlines()) if done.exists() else 0
+        before = count_lines(done)
         tests, tool = logs / f"{given.tool}-tests.log", logs / f"{given.tool}-tool.log"
         arguments = command(given.tool, given.workers, tool.absolute(), given.tests)
         ended = run(arguments, environment(given.tool, done), given.seconds, tests)
         found = reports_of(tool.read_text(errors="replace") if tool.exists() else "")
         failed = sorted({match[2] for match in OUTCOME.finditer(tests.read_text(errors="replace"))})
-        after = len(done.read_text().splitlines()) if done.exists() else 0
+        after = count_lines(done)
     console = Console(width=150)
     console.print(
         f"{given.tool}: {after - before} tests ended well, {after} with earlier runs; {len(failed)} failed; "
