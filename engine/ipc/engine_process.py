@@ -185,7 +185,7 @@ class EngineProcess:
             self._send(client, answer)
 
     def _embed(self, engine: LoadedEngine) -> None:
-        """Between two steps of the core: one pass of each embedder that has work, and a piece of what goes in pieces."""
+        """Between two steps of the core: a pass of each embedder that has work, a piece of what goes in pieces."""
         for embedder in engine.embedders.values():
             if embedder.has_work:
                 self._has_work = True
