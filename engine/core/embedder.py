@@ -85,7 +85,7 @@ class PassTurns:
 
 
 class PassSize:
-    """How much a pass may compute while text is generated, from how long earlier passes took."""
+    """Limits a pass while text is generated, by the measured time of past passes."""
 
     def __init__(self, max_num_tokens: int) -> None:
         self._max_cost = max_num_tokens // BUSY_SHARE

@@ -62,7 +62,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.request_stream import Inbox, RequestStream, error_of
 from tessera.engine.ipc.sockets.connection import Connection
-from tessera.engine.ipc.vectors import VectorsInbox
+from tessera.engine.ipc.vectors_inbox import VectorsInbox
 
 logger = logging.getLogger("tessera.client")
 

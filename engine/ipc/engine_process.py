@@ -58,9 +58,8 @@ from tessera.engine.ipc.adapter_loads import AdapterLoads
 from tessera.engine.ipc.heartbeat import INTERVAL, HeartbeatSender
 from tessera.engine.ipc.loaded_engine import Core, LoadedEngine, Sleeping
 from tessera.engine.ipc.metrics_thread import MetricsThread
-from tessera.engine.ipc.outbox import Outbox
+from tessera.engine.ipc.outbox import Outbox, VectorsOutbox
 from tessera.engine.ipc.sockets.listener import Listener
-from tessera.engine.ipc.vectors import VectorsOutbox
 
 logger = logging.getLogger("tessera.engine")
 
@@ -185,7 +184,7 @@ class EngineProcess:
             self._send(client, answer)
 
     def _embed(self, engine: LoadedEngine) -> None:
-        """Between two steps of the core: a pass of each embedder that has work, a piece of what goes in pieces."""
+        """Between two steps of the core: one pass of each embedder that has work, and vectors that wait to be sent."""
         for embedder in engine.embedders.values():
             if embedder.has_work:
                 self._has_work = True
@@ -193,14 +192,10 @@ class EngineProcess:
                 outputs = embedder.step(busy=engine.core.has_work)
                 engine.turns.end_computation()
                 for client, output in outputs:
-                    small = self._vectors.put(client, output)
-                    if small is not None:
-                        self._send(client, small)
-        taken = self._vectors.take()
-        if taken is not None:
-            client, piece = taken
-            if not self._send(client, piece):
-                self._vectors.drop(client, [piece.request_id])
+                    self._vectors.put(client, output)
+        for client, output in self._vectors.take():
+            if not self._send(client, output):
+                self._vectors.drop(client, [output.request_id])
 
     @property
     def _refuses(self) -> str | None:

@@ -1,12 +1,13 @@
-"""Outputs with megabytes of a prompt's scores, which are sent over several turns of the engine's thread."""
+"""Scores of a prompt and vectors: megabytes of them are sent over several turns of the engine's thread."""
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 
-from tessera.engine.contract.messages import PromptScores, RequestOutput
+from tessera.engine.contract.messages import EmbeddingOutput, PromptScores, RequestOutput
 
-MAX_SCORE_BYTES = 2**21  # in one turn: as long as a millisecond or two, here and in the event loop that reads them
+MAX_BYTES = 2**21  # in one turn: as long as a millisecond or two, here and in the event loop that reads them
 
 
 class Outbox:
@@ -17,7 +18,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[tuple[bytes, str], list[RequestOutput]] = OrderedDict()  # the next one is first
-        self._room = MAX_SCORE_BYTES  # bytes, in this turn
+        self._room = MAX_BYTES  # bytes, in this turn
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -40,7 +41,7 @@ class Outbox:
 
     def take(self) -> dict[bytes, list[RequestOutput]]:
         """Begin a turn; -> the waiting outputs that are sent in it, by client."""
-        self._room = MAX_SCORE_BYTES
+        self._room = MAX_BYTES
         sent: dict[bytes, list[RequestOutput]] = defaultdict(list)
         while self._waiting and self._room > 0:
             (client, request_id), outputs = self._waiting.popitem(last=False)
@@ -61,6 +62,37 @@ class Outbox:
         """These requests have been aborted."""
         for request_id in request_ids if self._waiting else ():
             self._waiting.pop((client, request_id), None)
+
+
+class VectorsOutbox:
+    """Vectors that wait to be sent. True while there are any. Requests take turns."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[bytes, EmbeddingOutput]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, client: bytes, output: EmbeddingOutput) -> None:
+        self._waiting.append((client, output))
+
+    def take(self) -> Iterator[tuple[bytes, EmbeddingOutput]]:
+        """The messages of one turn, with their clients; the last one may be a part of its request's vectors."""
+        room = MAX_BYTES
+        while self._waiting and room > 0:
+            client, output = self._waiting.popleft()
+            rest = output.vectors[room:]
+            if rest:
+                self._waiting.append((client, EmbeddingOutput(output.request_id, rest)))
+                output = EmbeddingOutput(output.request_id, output.vectors[:room], num_bytes_left=len(rest))
+            room -= len(output.vectors)
+            yield client, output
+
+    def drop(self, client: bytes, request_ids: list[str]) -> None:
+        """Forget these requests."""
+        if self._waiting:
+            kept = [one for one in self._waiting if one[0] != client or one[1].request_id not in request_ids]
+            self._waiting = deque(kept)
 
 
 def num_bytes(scores: list[PromptScores]) -> int:

@@ -30,7 +30,7 @@ class SamplingSlots:
         self._ops = ops
         self._upload = upload
         self.state = SamplingState(
-            token_state=zeros((num_slots, vocab_size), uint32, device),  # of every row beside one with penalties
+            token_state=zeros((num_slots, vocab_size), uint32, device),  # counts of rows without penalties, too
             bias_token_ids=empty((num_slots, MAX_LOGIT_BIAS), int32, device),
             bias_values=empty((num_slots, MAX_LOGIT_BIAS), float32, device),
             bias_counts=zeros((num_slots,), int32, device),

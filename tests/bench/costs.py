@@ -1,4 +1,4 @@
-"""What each kernel costs in a decode step: the time that is saved where its launches are left out.
+"""The cost of each kernel in a decode step: how much faster the step is without its launches.
 
     python -m tests.bench.costs llama-8b.fp8 16 --kv-cache-dtype fp8
 

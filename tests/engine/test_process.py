@@ -417,7 +417,7 @@ def test_what_the_start_has_left_is_done_between_requests(tmp_path: Path, monkey
 
 @contextlib.contextmanager
 def in_process(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
-    """What an engine process runs, in this one, without heartbeats and signals."""
+    """An engine process's loop in this process, without heartbeats and signals."""
     silent = SimpleNamespace(start=lambda: None, stop=lambda: None)
     monkeypatch.setattr(process_module, "HeartbeatSender", lambda *_, **__: silent)
     monkeypatch.setattr(EngineProcess, "_drain_on_sigterm", lambda self: self._wake_up_sockets[0])
@@ -434,7 +434,7 @@ def test_fault_stalls_scores_of_a_long_prompt_are_sent_between_steps(
 ) -> None:
     """And the process waits for nothing else while some are left."""
     piece = PromptScores.of([TokenLogprobs(5, -0.5, 1, [], [])] * 10)
-    monkeypatch.setattr("tessera.engine.ipc.outbox.MAX_SCORE_BYTES", 2 * piece.num_bytes)
+    monkeypatch.setattr("tessera.engine.ipc.outbox.MAX_BYTES", 2 * piece.num_bytes)
 
     class ScoredCore(stub_engine.StubCore):
         def step(self) -> dict[bytes, list[RequestOutput]]:
@@ -459,7 +459,7 @@ def test_fault_stalls_vectors_of_megabytes_are_sent_between_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the process waits for nothing else while some are left."""
-    monkeypatch.setattr("tessera.engine.ipc.vectors.MAX_VECTOR_BYTES", 40)
+    monkeypatch.setattr("tessera.engine.ipc.outbox.MAX_BYTES", 40)
     events: list[str] = []
 
     class Core(stub_engine.StubCore):

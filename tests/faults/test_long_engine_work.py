@@ -32,9 +32,9 @@ from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.grammar.constraint import TokenConstraint
 from tessera.engine.grammar.token_tables import LongerBadWords, TokenTables
 from tessera.engine.ipc import outbox
-from tessera.engine.ipc.outbox import Outbox
+from tessera.engine.ipc.outbox import Outbox, VectorsOutbox
 from tessera.engine.ipc.request_stream import Inbox
-from tessera.engine.ipc.vectors import VectorsInbox, VectorsOutbox
+from tessera.engine.ipc.vectors_inbox import VectorsInbox
 from tessera.engine.kv_tiers.published_block import PublishedBlock
 from tessera.engine.runner.prompt_logprobs import read_prompt_logprobs
 from tests.support.fake_runner import CLIENT, Harness
@@ -383,7 +383,7 @@ def test_fault_stalls_scores_of_a_prompt_stay_bytes_until_they_are_shown() -> No
 def test_fault_stalls_scores_of_a_long_prompt_are_sent_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """22 MB for 131,000 tokens took the engine's thread 16 to 33 ms in one message, and the event loop as long."""
     piece = PromptScores.of([TokenLogprobs(number, -0.5, 1, [number, 2], [-0.5, -1.0]) for number in range(10)])
-    monkeypatch.setattr(outbox, "MAX_SCORE_BYTES", 3 * piece.num_bytes)
+    monkeypatch.setattr(outbox, "MAX_BYTES", 3 * piece.num_bytes)
     box, inboxes = Outbox(), {name: Inbox() for name in ("small", "a", "b", "plain", "gone")}
     sizes: list[int] = []
 
@@ -423,7 +423,7 @@ def test_fault_stalls_scores_of_a_long_prompt_are_sent_over_several_turns(monkey
 
 def test_fault_stalls_vectors_of_megabytes_are_sent_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """33 MB for 2,048 texts of a model of 4,096 dimensions took the engine's thread 60 to 200 ms in one message."""
-    monkeypatch.setattr("tessera.engine.ipc.vectors.MAX_VECTOR_BYTES", 8)
+    monkeypatch.setattr(outbox, "MAX_BYTES", 8)
     contents = {"small": bytes(8), "a": bytes(range(30)), "b": bytes(range(100, 117)), "gone": bytes(99)}
 
     async def received() -> None:
@@ -432,24 +432,27 @@ def test_fault_stalls_vectors_of_megabytes_are_sent_over_several_turns(monkeypat
         order: list[str] = []
 
         def send(output: EmbeddingOutput) -> None:
-            assert len(output.vectors) <= 8
             order.append(output.request_id)
             inboxes[output.request_id].deliver(output)
 
+        def take() -> None:
+            """A turn."""
+            taken = list(box.take())
+            assert sum(len(output.vectors) for _, output in taken) <= 8
+            for client, output in taken:
+                assert client == CLIENT
+                send(output)
+
         for name, vectors in contents.items():
-            at_once = box.put(CLIENT, EmbeddingOutput(name, memoryview(vectors)))
-            if at_once is not None:
-                send(at_once)
+            box.put(CLIENT, EmbeddingOutput(name, memoryview(vectors)))
+        take()
         assert order == ["small"]
         for _ in range(3):
-            (client, piece) = box.take() or (b"", EmbeddingOutput(""))
-            assert client == CLIENT
-            send(piece)
+            take()
         box.drop(b"another", ["a"])
         box.drop(CLIENT, ["gone", "unknown"])
-        while (taken := box.take()) is not None:
-            send(taken[1])
-        assert not box
+        while box:
+            take()
         assert order == ["small", "a", "b", "gone", "a", "b", "a", "b", "a"]
         for name in ("small", "a", "b"):
             assert bytes(await inboxes[name].whole) == contents[name]

@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
@@ -37,9 +38,9 @@ def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     sanitizer = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--log-file", str(log)]
     # API errors are what some tests are about.
     sanitizer += ["--report-api-errors", "no", "--print-limit", "1000", sys.executable]
-    pytest = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
-    pytest += [part for name in UNSUITABLE for part in ("--deselect", name)]
-    return [*sanitizer, *pytest, "-n", str(workers), "--dist", "worksteal", *tests]
+    options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
+    options += [part for name in UNSUITABLE for part in ("--deselect", name)]
+    return [*sanitizer, *options, "-n", str(workers), "--dist", "worksteal", *tests]
 
 
 def environment(tool: str, done: Path) -> dict[str, str]:
@@ -50,17 +51,16 @@ def environment(tool: str, done: Path) -> dict[str, str]:
     return {**variables, "EVERY_LANE_ARRIVES": "1"} if tool == "racecheck" else variables
 
 
-def run(arguments: list[str], variables: dict[str, str], seconds: float, log: Path) -> bool:
-    """-> whether it came to its end by itself."""
+def run(arguments: list[str], variables: dict[str, str], seconds: float, log: Path) -> int | None:
+    """-> pytest's exit code; None if it took longer."""
     with log.open("w") as output:
         process = subprocess.Popen(
             arguments, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            process.wait(seconds)
-            return True
+            return process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return False
+            return None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -96,20 +96,21 @@ def main() -> int:
         before = count_lines(done)
         tests, tool = logs / f"{given.tool}-tests.log", logs / f"{given.tool}-tool.log"
         arguments = command(given.tool, given.workers, tool.absolute(), given.tests)
-        ended = run(arguments, environment(given.tool, done), given.seconds, tests)
+        code = run(arguments, environment(given.tool, done), given.seconds, tests)
         found = reports_of(tool.read_text(errors="replace") if tool.exists() else "")
         failed = sorted({match[2] for match in OUTCOME.finditer(tests.read_text(errors="replace"))})
         after = count_lines(done)
     console = Console(width=150)
     console.print(
         f"{given.tool}: {after - before} tests ended well, {after} with earlier runs; {len(failed)} failed; "
-        + ("all were run" if ended else f"it was ended after {given.seconds:.0f} s")
+        + (f"killed after {given.seconds:.0f} s" if code is None else f"pytest's exit code is {code}")
     )
     for name in failed[:20]:
         console.print(f"  failed: {name}", markup=False, highlight=False)
     if found:
         show(found, console)
-    return 0 if ended and not failed and not found else 1
+    passed = code == pytest.ExitCode.OK or (code == pytest.ExitCode.NO_TESTS_COLLECTED and before > 0)
+    return 0 if passed and not found else 1
 
 
 if __name__ == "__main__":

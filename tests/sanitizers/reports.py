@@ -1,4 +1,4 @@
-"""What compute-sanitizer has found, from its log."""
+"""Parse the log of compute-sanitizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from the logs of NVIDIA's tools."""
+"""The parser of compute-sanitizer's log, and runs that are resumed."""
 
 from __future__ import annotations
 
