@@ -89,6 +89,9 @@ def main() -> int:
     parser.add_argument("--done", type=Path, help="a file of tests that have ended well, read and written")
     parser.add_argument("--logs", type=Path, help="a folder for the logs of tests and tool")
     given = parser.parse_args()
+    for name in given.tests:
+        if not (ROOT / name.partition("::")[0]).exists():
+            parser.error(f"there is no {name}")
     with tempfile.TemporaryDirectory() as folder:
         logs = given.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
