@@ -262,7 +262,7 @@ __device__ __forceinline__ void multiply_tiles(const Work<V::SHARING>& work, uns
   constexpr int WARPGROUPS_M = V::WARPGROUPS_M, WARPGROUP_N = V::WARPGROUP_N, SHARING = V::SHARING;
   T* const ring = reinterpret_cast<T*>(shared_memory);
   const int lane = threadIdx.x % WARP_SIZE;
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
   const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
   const int out_columns = gated ? out_features / 2 : out_features;

@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply_turned_tiles(const Work<V::SHARING>& wo
   constexpr int WARPGROUP_N = V::WARPGROUP_N;
   T* const ring = reinterpret_cast<T*>(shared_memory);
   const int lane = threadIdx.x % WARP_SIZE;
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int warpgroup_m = V::WARPGROUPS_M == 2 ? warp / 4 : 0;
   const int warpgroup_n = V::WARPGROUPS_M == 2 ? 0 : warp / 4;
   const T* const x = ring + warpgroup_m * WGMMA_M * TILE_K;

@@ -122,15 +122,14 @@ __device__ __forceinline__ void multiply_fp8_tiles(const Work<V::SHARING>& work,
   constexpr int SUMS = WARPGROUP_N / 2;
   T* const ring = reinterpret_cast<T*>(shared_memory);
   const int lane = threadIdx.x % WARP_SIZE;
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
   const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
   const int out_columns = silu_mul ? out_features / 2 : out_features;
   const int warpgroup_columns = silu_mul ? V::HALF_N : WARPGROUP_N;
-  const unsigned long long x_descriptor =
-      kept_descriptor(operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K));
+  const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
   const unsigned long long weight_descriptor =
-      kept_descriptor(operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K));
+      operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
   T* const staging = ring + stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
 
   // Of a warp's part of a tile.

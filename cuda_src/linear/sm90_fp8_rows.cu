@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(THREADS, 2) sm90_fp8_rows_kernel(SM90_FP8_ROWS
   __shared__ float of_rows[Stage::SLABS * WARP_ROWS], of_tokens[ROWS];
   const BlockSlabs slabs(out_features, gated);
   const RowsRing ring = {shared_memory, full, empty, stages, ceil_div(in_features, FOLD * STEP)};
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
   if (threadIdx.x == 0) {
     prefetch_map(weight_map);
     prefetch_map(x_map);
@@ -324,9 +324,8 @@ __global__ void __launch_bounds__(THREADS, 2) sm90_fp8_rows_kernel(SM90_FP8_ROWS
   const int group = warp / GROUP_WARPS, fold = warp % GROUP_WARPS / Stage::TILE_SLABS;
   const bool is_one_turn = slabs.end - slabs.begin <= Stage::SLABS;  // the ring is free after it
   float4* const parts = reinterpret_cast<float4*>(shared_memory + (is_one_turn ? 0 : stages * Stage::BYTES));
-  const unsigned long long weight_descriptor = kept_descriptor(operand_descriptor(shared_memory));
-  const unsigned long long x_descriptor =
-      kept_descriptor(operand_descriptor(shared_memory + TILES * Stage::TILE_BYTES));
+  const unsigned long long weight_descriptor = operand_descriptor(shared_memory);
+  const unsigned long long x_descriptor = operand_descriptor(shared_memory + TILES * Stage::TILE_BYTES);
   SlabResults<T, Stage> results(slabs, bias, out, out_stride, num_rows, accumulate, gated);
   RingPosition at;
   if (group == 1) at.advance(stages);

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(WARPS* WARP_SIZE, 1) sm90_matmul_wide_kernel(S
                               stages,
                               rank};
   const int num_tiles = work.tiles_m * work.tiles_n;
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
 
   if (threadIdx.x == 0) {
     prefetch_map(weight_map);

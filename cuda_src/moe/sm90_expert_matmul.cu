@@ -146,16 +146,17 @@ __global__ void __launch_bounds__(384, 1) sm90_expert_matmul_kernel(SM90_EXPERT_
 
   take_registers<232>();
   const int lane = threadIdx.x % WARP_SIZE;
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int warpgroup_m = WARPGROUPS_M == 2 ? warp / 4 : 0;
   const int warpgroup_n = WARPGROUPS_M == 2 ? 0 : warp / 4;
   const unsigned long long x_descriptor = operand_descriptor(ring + warpgroup_m * WGMMA_M * TILE_K);
   const unsigned long long weight_descriptor =
       operand_descriptor(ring + V::X_ELEMENTS + warpgroup_n * WARPGROUP_N * TILE_K);
   T* const staging = ring + stages * V::STAGE_ELEMENTS + warp * WARP_ROWS * CHUNK_STRIDE;
+  const int num_tiles = uniform(tiles.count);
   RingPosition at;
 #pragma unroll 1
-  for (int index = blockIdx.x; index < tiles.count; index += gridDim.x) {
+  for (int index = blockIdx.x; index < num_tiles; index += gridDim.x) {
     const ExpertTile tile = tiles.tile(index);
     float sums[WARPGROUP_N / 2];
     int previous = 0;

@@ -244,10 +244,10 @@ __device__ __forceinline__ T unknown(T value) {
   return value;
 }
 
-// The same descriptor, which stays in a register.
-__device__ __forceinline__ unsigned long long kept_descriptor(unsigned long long descriptor) {
-  return descriptor >> 32 << 32 | unknown(static_cast<unsigned>(descriptor));
-}
+// A value that all lanes of a warp have, as one that the compiler knows they share: products must not be
+// reached by paths that might diverge, and descriptors that follow from it need not be brought into uniform
+// registers before each of them.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 // Before the first product, and before one whose registers were touched since.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -18,10 +18,6 @@ __device__ __forceinline__ void pin(unsigned (&registers)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// A value that all lanes of a warp have, as one that the compiler knows they share: products must not be
-// reached by paths that might diverge.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(FULL_WARP, value, 0); }
-
 // ---- copies ---------------------------------------------------------------------------------------------
 
 // Start copying a box of whole rows from row 8 * `group` on by a map of groups of eight rows; its bytes count
