@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tessera.engine.contract.errors import OutOfMemoryError
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 # Steps with prompts: beyond the largest, those of all but the smallest models take longer than launching their kernels
 # one by one. From 128 on, a GEMM's time grows with every tile of 128 rows.
 FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+# Likewise where a step of more tokens than a product by quantised weights takes dequantises all weights first: the more
+# tokens share that, the better.
+FULL_TOKENS_DEQUANTISED = (16, 32, 64, 128, 256, 2048)
 # At these sizes multiprocessors idle in the last wave of a GEMM's tiles, so steps are not filled up to them.
 UNEVEN_TOKENS = (640, 896, 1280, 1792)
 PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
@@ -57,8 +60,9 @@ class StepGraphs:
         max_rows: int | None = None,
         max_drafts: int = 0,
         draft_tokens: int = 0,
+        full_tokens: Sequence[int] = FULL_TOKENS,
     ) -> None:
-        """`max_rows`: of a step with prompts, if sequences may have several rows.
+        """`max_rows`: of a step with prompts, if sequences may have several rows. `full_tokens`: see `full_sizes`.
 
         Steps verify at most `max_drafts` draft tokens, of each sequence at most `draft_tokens`.
         """
@@ -70,6 +74,7 @@ class StepGraphs:
         self._prompt_seqs = [*(size for size in PROMPT_SEQS if size <= max_num_seqs), *sorted(largest)]
         self._max_num_seqs = max_num_seqs
         self._draft_tokens = draft_tokens
+        self._full_tokens = full_tokens
         sizes = decode_sizes(max_num_seqs + max_drafts) if max_drafts else []
         self._verified_sizes = [size for size in sizes if 1 < size <= min(MAX_VERIFIED_TOKENS, max_num_tokens)]
         self._verified_shapes = [StepShape(size, size, size, verifies=True) for size in self._verified_sizes]
@@ -81,7 +86,7 @@ class StepGraphs:
     @property
     def full_sizes(self) -> tuple[int, ...]:
         """Numbers of tokens, ascending, to which a step with prompts is best filled; none before `capture`."""
-        return tuple(size for size in self._prompt_tokens if size in FULL_TOKENS) if self._steps else ()
+        return tuple(size for size in self._prompt_tokens if size in self._full_tokens) if self._steps else ()
 
     @property
     def recorded(self) -> list[StepGraph]:

@@ -40,7 +40,7 @@ from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.interface import Ops
-from tessera.engine.runner.cuda_graphs import StepGraphs
+from tessera.engine.runner.cuda_graphs import FULL_TOKENS, FULL_TOKENS_DEQUANTISED, StepGraphs
 from tessera.engine.runner.draft_runner import DraftDownload, DraftRunner
 from tessera.engine.runner.memory.weight_offload import AUTO_TOKENS, make_host_layers, offload_info
 from tessera.engine.runner.prompt_logprobs import LogprobTensors, launch_prompt_logprobs, read_prompt_logprobs
@@ -506,7 +506,12 @@ class ModelRunner:
             self._max_rows - drafts,
             max_drafts=drafts,
             draft_tokens=speculation.num_tokens if speculation is not None else 0,
+            full_tokens=FULL_TOKENS_DEQUANTISED if self._dequantises else FULL_TOKENS,
         )
+
+    @property
+    def _dequantises(self) -> bool:
+        return not isinstance(self.device, CpuDevice) and self._cuda_ops.dequantises
 
     def _make_adapter_slots(self) -> AdapterSlots:
         num_slots = self.config.max_loras

@@ -21,7 +21,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.make import make_ops
-from tessera.engine.runner.cuda_graphs import PROMPT_TOKENS, StepGraphs, decode_sizes
+from tessera.engine.runner.cuda_graphs import FULL_TOKENS_DEQUANTISED, PROMPT_TOKENS, StepGraphs, decode_sizes
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import CPU, Tensor
@@ -156,6 +156,15 @@ def test_a_step_with_prompts_never_takes_the_recording_of_decodes(max_num_seqs: 
             assert shape.num_tokens == min(size for size in PROMPT_TOKENS if size >= max(num_tokens, num_seqs + 2))
             assert num_seqs < shape.num_seqs, "a row to spare for padded tokens"
     assert set(steps.full_sizes) <= set(PROMPT_TOKENS), "a step that is filled is not padded further"
+
+
+def test_steps_that_dequantise_weights_are_filled_to_other_sizes() -> None:
+    recorder = Recorder()
+    recorder.forwarded = None, None
+    steps = StepGraphs(8, 2048, 8192, SHORT_CONTEXT, full_tokens=FULL_TOKENS_DEQUANTISED)
+    steps.capture(recorder, lambda shape, *_: SimpleNamespace(shape=shape), forward_nothing)  # type: ignore[arg-type]
+    assert steps.full_sizes == FULL_TOKENS_DEQUANTISED
+    assert set(steps.full_sizes) <= set(PROMPT_TOKENS)
 
 
 def test_few_decodes_with_short_contexts_have_recordings_of_their_own() -> None:

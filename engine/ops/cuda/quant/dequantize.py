@@ -81,6 +81,7 @@ def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
 class DequantizeOps(Ops):
     device: CudaDevice
     batch_invariant = False  # see `CudaOps`
+    dequantises = False  # some weights, for products of many rows
     _scratch: Tensor | None = None
     _ordered: Tensor | None = None
     _room: Tensor | None = None  # in which products turn their rows
@@ -105,6 +106,7 @@ class DequantizeOps(Ops):
             self._room = empty((nbytes,), uint8, self.device)
         copied = [weight.shape for weight in stored if always or not takes_any_rows(weight)]
         if copied:
+            self.dequantises = True
             self._scratch_of(max(rows * columns for rows, columns in copied) * dtype.itemsize)
 
     def _scratch_of(self, nbytes: int) -> Tensor:
