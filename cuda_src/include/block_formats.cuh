@@ -147,11 +147,18 @@ struct GroupScale {
   static constexpr bool HAS_OFFSET = false;
   static __device__ __forceinline__ void scales(const unsigned (&record)[RECORD_WORDS], int, int lane,
                                                 float (&factors)[1], float (&zeros)[1]) {
-    unsigned word = record[0];
-    if (LANES == 2) word = lane < 2 ? record[0] : record[1];
-    if (LANES == 1) word = lane < 2 ? (lane == 0 ? record[0] : record[1]) : lane == 2 ? record[2] : record[3];
-    factors[0] = __uint_as_float(word & 0xffffff00);
-    zeros[0] = word & 0xff;
+    factors[0] = __uint_as_float(word(record, lane) & 0xffffff00);
+    zeros[0] = zero(record, lane);
+  }
+  static __device__ __forceinline__ unsigned zero(const unsigned (&record)[RECORD_WORDS], int lane) {
+    return word(record, lane) & 0xff;
+  }
+
+ private:
+  static __device__ __forceinline__ unsigned word(const unsigned (&record)[RECORD_WORDS], int lane) {
+    if (LANES == 4) return record[0];
+    if (LANES == 2) return lane < 2 ? record[0] : record[1];
+    return lane < 2 ? (lane == 0 ? record[0] : record[1]) : lane == 2 ? record[2] : record[3];
   }
 };
 
@@ -391,7 +398,7 @@ struct LaneScales {
     if constexpr (F::GROUP_ZERO >= 0) wide_offsets[0] -= F::GROUP_ZERO;
     if constexpr (F::GROUP_ZERO == 0 && sizeof(T) == 2) {
       factors[0] = pair_of_one(wide_factors[0]);
-      offsets[0] = INTEGER_BASE<T> + static_cast<unsigned>(wide_offsets[0]) * 0x00010001u;
+      offsets[0] = INTEGER_BASE<T> + F::zero(record, lane) * 0x00010001u;
       return;
     }
 #pragma unroll

@@ -19,9 +19,9 @@ constexpr bool HAS_SMALL = has_float_range<T> && sizeof(T) == 2 && !F::Table::LO
 template <typename T, typename F>
 constexpr float SUMS_FACTOR = HAS_SMALL<T, F> ? 1.0f / SMALL : 1.0f;
 
+// `factor` is a bfloat16 that the compiler knows, which would not see through a conversion.
 __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float factor) {
-  const unsigned both = pack<__nv_bfloat16>(factor, factor);
-  return multiply_pair<__nv_bfloat162>(pair, both);
+  return multiply_pair<__nv_bfloat162>(pair, (__float_as_uint(factor) >> 16) * 0x00010001u);
 }
 
 // Factors of integers in a half's last bits; `upper`, and zeros, of those four bits above. Zeros are in

@@ -158,55 +158,41 @@ class ResidentRows {
 template <typename T, typename F, int TOKENS>
 class RowsItems {
   using Stage = RowsStage<F>;
-  using Steps = StageSteps<Stage>;
   static constexpr int GROUPS = TOKENS / 8;
   static constexpr int TOKEN_BYTES = STEP * sizeof(T);
 
  public:
   // `shared`: at a multiple of 64 bytes, as the rows of x are.
-  __device__ __forceinline__ RowsItems(const unsigned char* shared, const ResidentRows<T, Stage, TOKENS>& x,
-                                       const Steps& steps)
+  __device__ __forceinline__ RowsItems(const unsigned char* shared, const ResidentRows<T, Stage, TOKENS>& x)
       : shared_(shared),
         places_(part_of_warp()),
-        count_(steps.count - steps.first * WARPS),
         unit_(pair_of_warp() * 2),
         lane_(lane_of_thread() % 4),
-        half_(Steps::half()),
+        half_(StageSteps<Stage>::half()),
         x_(x.first_place(shared)) {
     asm volatile("" : "+r"(unit_), "+r"(lane_), "+r"(half_), "+r"(x_));  // else computed again in each step
   }
 
-  __device__ __forceinline__ void take(const unsigned char* codes, const unsigned char* headers, int part) {
-    if (part * WARPS + part_of_warp() >= count_) return;
-    const int lane = lane_;
-    LaneCodes<F> rows[2];
-    ElementMaker<T, F> makers[2];
+  // The codes and scales of an item.
+  __device__ __forceinline__ void load(const unsigned char* codes, const unsigned char* headers) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      rows[i] = places_.codes(codes + (unit_ + i) * Stage::UNIT_CODES);
+      codes_[i] = places_.codes(codes + (unit_ + i) * Stage::UNIT_CODES);
       unsigned record[RECORD_WORDS];
       places_.load_record(headers + (unit_ + i) * Stage::UNIT_HEADERS, half_, record);
-      makers[i].begin(record, half_, lane);
-    }
-    const int from = x_ + part * (TOKENS * TOKEN_BYTES);
-#pragma unroll
-    for (int two = 0; two < LANE_ELEMENTS / SEGMENT / 2; ++two) {
-      uint4 low[2], high[2];
-      makers[0].make(rows[0], two, lane, low);
-      makers[1].make(rows[1], two, lane, high);
-#pragma unroll
-      for (int round = 0; round < 2; ++round) {
-        const unsigned char* const place = shared_ + (from ^ (two * 2 + round) * 16);
-        const uint4 &upper = low[round], &lower = high[round];
-#pragma unroll
-        for (int i = 0; i < GROUPS; ++i) {
-          const uint4 tokens = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
-          mma_m16n8k16<T>(sums_[i], {upper.x, lower.x, upper.y, lower.y}, {tokens.x, tokens.y});
-          mma_m16n8k16<T>(sums_[i], {upper.z, lower.z, upper.w, lower.w}, {tokens.z, tokens.w});
-        }
-      }
+      makers_[i].begin(record, half_, lane_);
     }
   }
+
+  // The first half of the item's products, and the elements of the second. Beyond the rows' end both are
+  // zero.
+  __device__ __forceinline__ void begin(int part) {
+    from_ = x_ + part * (TOKENS * TOKEN_BYTES);
+    make(0);
+    multiply(0);
+    make(1);
+  }
+  __device__ __forceinline__ void end() { multiply(1); }
 
   // After a tile's last step.
   __device__ __forceinline__ void share(float (&partial)[WARPS][TOKENS][SUMS_STRIDE]) {
@@ -223,12 +209,33 @@ class RowsItems {
   }
 
  private:
+  __device__ __forceinline__ void make(int half) {
+    makers_[0].make(codes_[0], half, lane_, upper_);
+    makers_[1].make(codes_[1], half, lane_, lower_);
+  }
+  __device__ __forceinline__ void multiply(int half) {
+#pragma unroll
+    for (int round = 0; round < 2; ++round) {
+      const unsigned char* const place = shared_ + (from_ ^ (half * 2 + round) * 16);
+      const uint4 &upper = upper_[round], &lower = lower_[round];
+#pragma unroll
+      for (int i = 0; i < GROUPS; ++i) {
+        const uint4 tokens = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
+        mma_m16n8k16<T>(sums_[i], {upper.x, lower.x, upper.y, lower.y}, {tokens.x, tokens.y});
+        mma_m16n8k16<T>(sums_[i], {upper.z, lower.z, upper.w, lower.w}, {tokens.z, tokens.w});
+      }
+    }
+  }
+
   const unsigned char* const shared_;
   const UnitPlaces<Stage> places_;
-  const int count_;  // steps of a row, from the slice's first on
-  int unit_;         // the first of this warp's
+  int unit_;  // the first of this warp's
   int lane_, half_;
-  int x_;  // where this lane's elements begin, from `shared_` on
+  int x_;     // where this lane's elements begin, from `shared_` on
+  int from_;  // and those of its step
+  LaneCodes<F> codes_[2];
+  ElementMaker<T, F> makers_[2];
+  uint4 upper_[2], lower_[2];  // elements of half a step
   float sums_[GROUPS][4] = {};
 };
 

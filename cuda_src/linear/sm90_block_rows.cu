@@ -56,20 +56,31 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
   if (followed) let_next_kernel_start();
   resident.load(x, num_rows);
 
-  RowsItems<T, F, TOKENS> items(shared_memory, resident, steps);
+  RowsItems<T, F, TOKENS> items(shared_memory, resident);
   RowsEpilogue<T, Out, F, TOKENS> epilogue(tiles, bias,
                                            out + static_cast<long long>(slice) * num_rows * out_stride,
                                            out_stride, num_rows, accumulate);
   RingPlace place(stages);
+  int left = tiles.count * steps.a_tile;  // items
+  if (left == 0) {
+    if (follows) wait_for_earlier_kernels();
+    return;
+  }
+  barrier_wait(&shared.full[0], 0);
+  items.load(shared_memory, header_ring);
 #pragma unroll 1
   for (int tile = 0; tile < tiles.count; ++tile) {
 #pragma unroll 1
     for (int part = 0; part < steps.a_tile; ++part) {
-      if (tile == 0) resident.await_step(part, norm != nullptr, shared.squares);
-      barrier_wait(&shared.full[place.slot], place.parity);
-      items.take(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS, part);
       barrier_arrive_warp(&shared.empty[place.slot]);
-      place.advance();
+      if (tile == 0) resident.await_step(part, norm != nullptr, shared.squares);
+      items.begin(part);
+      if (--left > 0) {
+        place.advance();
+        barrier_wait(&shared.full[place.slot], place.parity);
+      }
+      items.load(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS);
+      items.end();
       if (part == 0) {
         if (tile > 0) epilogue.store(tile - 1, shared, norm != nullptr, in_features, eps);
         epilogue.fetch(tile);
@@ -79,6 +90,6 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     items.share(shared.partial);
     barrier_arrive_warp(&shared.sums_full);
   }
-  if (tiles.count > 0) epilogue.store(tiles.count - 1, shared, norm != nullptr, in_features, eps);
+  epilogue.store(tiles.count - 1, shared, norm != nullptr, in_features, eps);
   if (follows) wait_for_earlier_kernels();
 }
