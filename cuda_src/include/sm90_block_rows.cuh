@@ -7,8 +7,9 @@
 #include "sm90_block_ring.cuh"
 #include "warp_arrival.cuh"
 
-constexpr int ROWS_THREADS = (2 * WARPS + 1) * WARP_SIZE;  // the last warp copies
-constexpr int ROWS_TILE = 4 * UNIT;                        // rows of the weight
+// After those that multiply, these store, and the last one copies.
+constexpr int ROWS_THREADS = (2 * WARPS + STORING_WARPS + 1) * WARP_SIZE;
+constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
 constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
 
 template <typename F>
@@ -35,7 +36,7 @@ struct alignas(128) RowsShared {
     }
     if (thread == 0) {
       barrier_init(&sums_full, 2 * WARPS * WARP_ARRIVALS);
-      barrier_init(&sums_empty, 2 * WARPS * WARP_ARRIVALS);
+      barrier_init(&sums_empty, STORING_WARPS * WARP_ARRIVALS);
     }
     barrier_init_done();
   }
@@ -82,17 +83,27 @@ class ResidentRows {
   // Half of the tokens of this warp's part of k, a group of copies a step; zeros beyond the last row and the
   // rows' end.
   __device__ __forceinline__ void load(const T* x, int num_rows) const {
+    constexpr int TOKENS_A_COPY = WARP_SIZE / VECTORS, COPIES = TOKENS / 2 / TOKENS_A_COPY;
+    const int token = pair_of_warp() * (TOKENS / 2) + lane_of_thread() / VECTORS;
+    const int vector = lane_of_thread() % VECTORS;
+    int rows[COPIES];  // in x, elements from its beginning on
+    bool has_row[COPIES];
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      has_row[i] = token + i * TOKENS_A_COPY < num_rows;
+      rows[i] = has_row[i] ? (token + i * TOKENS_A_COPY) * in_features_ : 0;
+    }
+    uint4* to = x_ + place(0, token, vector);
 #pragma unroll 1
     for (int step = 0; step < steps_; ++step) {
+      const int k = element(step, vector);
+      const bool has_k = k < in_features_;
 #pragma unroll
-      for (int i = 0; i < TOKENS / 2; i += WARP_SIZE / VECTORS) {
-        const int token = pair_of_warp() * (TOKENS / 2) + i + lane_of_thread() / VECTORS;
-        const int vector = lane_of_thread() % VECTORS, k = element(step, vector);
-        const bool valid = token < num_rows && k < in_features_;
-        copy_async_16(x_ + place(step, token, vector),
-                      valid ? x + static_cast<long long>(token) * in_features_ + k : x, valid);
+      for (int i = 0; i < COPIES; ++i) {
+        copy_async_16(to + i * TOKENS_A_COPY * VECTORS, x + rows[i] + (has_k ? k : 0), has_row[i] && has_k);
       }
       copy_async_commit();
+      to += TOKENS * VECTORS;
     }
   }
 
@@ -124,16 +135,23 @@ class ResidentRows {
   __device__ __forceinline__ void normalise(int step, float (&squares)[WARPS][TOKENS]) {
     const int group = pair_of_warp();
     if (group >= GROUPS) return;
+    constexpr int ROUNDS = LANE_ELEMENTS / SEGMENT;
+    const int token = group * 8 + row_of_lane();
+    uint4 x[ROUNDS], gains[ROUNDS];  // all are read before the first is stored
 #pragma unroll
-    for (int round = 0; round < LANE_ELEMENTS / SEGMENT; ++round) {
-      uint4& x = x_[place(step, group * 8 + row_of_lane(), vector(round))];
-      sum_ = add_squares<T>(sum_, x);
-      x = multiply_elements<T>(x, gains_[step * VECTORS + vector(round)]);
+    for (int round = 0; round < ROUNDS; ++round) {
+      x[round] = x_[place(step, token, vector(round))];
+      gains[round] = gains_[step * VECTORS + vector(round)];
+    }
+#pragma unroll
+    for (int round = 0; round < ROUNDS; ++round) {
+      sum_ = add_squares<T>(sum_, x[round]);
+      x_[place(step, token, vector(round))] = multiply_elements<T>(x[round], gains[round]);
     }
     if (step < steps_ - 1) return;
     sum_ += __shfl_xor_sync(FULL_WARP, sum_, 1);
     sum_ += __shfl_xor_sync(FULL_WARP, sum_, 2);
-    if (lane_of_thread() % 4 == 0) squares[part_of_warp()][group * 8 + row_of_lane()] = sum_;
+    if (lane_of_thread() % 4 == 0) squares[part_of_warp()][token] = sum_;
   }
 
   static __device__ __forceinline__ int place(int step, int token, int vector) {
@@ -188,11 +206,13 @@ class RowsItems {
   // zero.
   __device__ __forceinline__ void begin(int part) {
     from_ = x_ + part * (TOKENS * TOKEN_BYTES);
+    read(0);
     make(0);
-    multiply(0);
+    multiply();
+    read(1);
     make(1);
   }
-  __device__ __forceinline__ void end() { multiply(1); }
+  __device__ __forceinline__ void end() { multiply(); }
 
   // After a tile's last step.
   __device__ __forceinline__ void share(float (&partial)[WARPS][TOKENS][SUMS_STRIDE]) {
@@ -213,14 +233,23 @@ class RowsItems {
     makers_[0].make(codes_[0], half, lane_, upper_);
     makers_[1].make(codes_[1], half, lane_, lower_);
   }
-  __device__ __forceinline__ void multiply(int half) {
+  __device__ __forceinline__ void read(int half) {
 #pragma unroll
     for (int round = 0; round < 2; ++round) {
       const unsigned char* const place = shared_ + (from_ ^ (half * 2 + round) * 16);
+#pragma unroll
+      for (int i = 0; i < GROUPS; ++i) {
+        tokens_[round][i] = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
+      }
+    }
+  }
+  __device__ __forceinline__ void multiply() {
+#pragma unroll
+    for (int round = 0; round < 2; ++round) {
       const uint4 &upper = upper_[round], &lower = lower_[round];
 #pragma unroll
       for (int i = 0; i < GROUPS; ++i) {
-        const uint4 tokens = *reinterpret_cast<const uint4*>(place + i * (8 * TOKEN_BYTES));
+        const uint4& tokens = tokens_[round][i];
         mma_m16n8k16<T>(sums_[i], {upper.x, lower.x, upper.y, lower.y}, {tokens.x, tokens.y});
         mma_m16n8k16<T>(sums_[i], {upper.z, lower.z, upper.w, lower.w}, {tokens.z, tokens.w});
       }
@@ -236,86 +265,111 @@ class RowsItems {
   LaneCodes<F> codes_[2];
   ElementMaker<T, F> makers_[2];
   uint4 upper_[2], lower_[2];  // elements of half a step
+  uint4 tokens_[2][GROUPS];    // and x's
   float sums_[GROUPS][4] = {};
 };
 
-// Epilogue: a thread adds the warps' sums of a token and a column of the tile, then the bias and the residual
-// or the gate.
+// Epilogue, warps that do nothing else: a lane has a row of the tile, a warp some tokens. It adds up the
+// row's sums of all parts of k, then the bias and the residual; gated, the lanes of an up give them to those
+// of its gate.
 template <typename T, typename Out, typename F, int TOKENS>
 class RowsEpilogue {
   using Tiles = BlockTiles<RowsStage<F>>;
+  static constexpr int OWN = TOKENS / STORING_WARPS;  // tokens of a warp
 
  public:
   __device__ __forceinline__ RowsEpilogue(const Tiles& tiles, const T* bias, Out* out, int out_stride,
                                           int num_rows, int accumulate)
       : tiles_(tiles),
         bias_(bias),
-        out_(out),
+        row_(lane_of_thread()),
+        column_(tiles.gated() ? row_ / (2 * UNIT) * UNIT + row_ % UNIT : row_),
+        token_((warp_of_thread() - 2 * WARPS) * OWN),
+        count_(min(num_rows - token_, OWN)),
+        out_(out + static_cast<long long>(token_) * out_stride),
         out_stride_(out_stride),
-        accumulate_(accumulate),
-        token_(threadIdx.x / tiles.a_tile),
-        column_(threadIdx.x % tiles.a_tile),
-        has_row_(token_ < num_rows) {}
-
-  // What the sums are added to, so that it is there when they are.
-  __device__ __forceinline__ void fetch(int tile) {
-    before_ = 0.0f;
-    if (!has_row_ || column(tile) >= tiles_.features) return;
-    if (accumulate_) before_ = to_float(load_updated(out_ + place(tile)));
-    if (bias_ != nullptr) before_ += to_float(bias_[column(tile)]);
+        accumulate_(accumulate) {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) scales_[i] = 1.0f;
   }
 
-  // This warp's share of the tile that was fetched last, once all warps have left its sums. The norm's mean
-  // is over in_features.
-  __device__ __forceinline__ void store(int tile, RowsShared<TOKENS>& shared, bool normed, int in_features,
-                                        float eps) const {
-    barrier_wait(&shared.sums_full, tile % 2);
-    add_up(tile, shared, normed, in_features, eps);
-    barrier_arrive_warp(&shared.sums_empty);
+  // Stores all tiles as their sums come; the norm's mean is over in_features.
+  __device__ __forceinline__ void run(RowsShared<TOKENS>& shared, bool normed, int in_features, float eps) {
+#pragma unroll 1
+    for (int tile = 0; tile < tiles_.count; ++tile) {
+      fetch(tile);
+      barrier_wait(&shared.sums_full, tile % 2);
+      if (normed && tile == 0) take_scales(shared, in_features, eps);
+      float results[OWN];
+#pragma unroll
+      for (int i = 0; i < OWN; ++i) results[i] = total(shared, i) * scales_[i];
+      barrier_arrive_warp(&shared.sums_empty);
+      store(tile, results);
+    }
   }
 
  private:
-  __device__ __forceinline__ void add_up(int tile, const RowsShared<TOKENS>& shared, bool normed,
-                                         int in_features, float eps) const {
-    if (!has_row_ || column(tile) >= tiles_.features) return;
-    float scale = 1.0f;
-    if (normed) {
+  // What the sums are added to, so that it is there when they are.
+  __device__ __forceinline__ void fetch(int tile) {
+    const float bias = bias_ != nullptr && gives(tile) ? to_float(bias_[column(tile)]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      before_[i] = bias;
+      if (accumulate_ && i < count_ && gives(tile))
+        before_[i] = to_float(load_updated(place(tile, i))) + bias;
+    }
+  }
+
+  // The squares are complete with the first tile's sums.
+  __device__ __forceinline__ void take_scales(const RowsShared<TOKENS>& shared, int in_features, float eps) {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
       float sum = 0.0f;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) sum += shared.squares[w][token_];
-      scale = rsqrtf(__fdividef(sum, in_features) + eps);
+      for (int w = 0; w < WARPS; ++w) sum += shared.squares[w][token_ + i];
+      scales_[i] = rsqrtf(__fdividef(sum, in_features) + eps);
     }
-    float result;
-    if (tiles_.gated()) {
-      const int row = column_ / UNIT * (2 * UNIT) + column_ % UNIT;
-      const float gate = total(shared, row) * scale, up = total(shared, row + UNIT) * scale;
-      result = up * __fdividef(gate, 1.0f + __expf(-gate));
-    } else {
-      result = total(shared, column_) * scale + before_;
-    }
-    out_[place(tile)] = from_float<Out>(result);
   }
 
   // Of all parts of k, in order.
-  __device__ __forceinline__ float total(const RowsShared<TOKENS>& shared, int row) const {
-    float sum = shared.partial[0][token_][row];
+  __device__ __forceinline__ float total(const RowsShared<TOKENS>& shared, int i) const {
+    float sum = shared.partial[0][token_ + i][row_];
 #pragma unroll
-    for (int w = 1; w < WARPS; ++w) sum += shared.partial[w][token_][row];
+    for (int w = 1; w < WARPS; ++w) sum += shared.partial[w][token_ + i][row_];
     return sum;
+  }
+
+  __device__ __forceinline__ void store(int tile, const float (&results)[OWN]) const {
+#pragma unroll
+    for (int i = 0; i < OWN; ++i) {
+      if (i >= count_) break;
+      float result = results[i] + before_[i];
+      if (tiles_.gated()) {
+        const float up = __shfl_xor_sync(FULL_WARP, results[i], UNIT);
+        result = up * __fdividef(results[i], 1.0f + __expf(-results[i]));
+      }
+      if (gives(tile)) *place(tile, i) = from_float<Out>(result);
+    }
+  }
+
+  __device__ __forceinline__ bool gives(int tile) const {
+    return column(tile) < tiles_.features && !(tiles_.gated() && row_ & UNIT);
   }
   __device__ __forceinline__ int column(int tile) const {
     return (tiles_.begin + tile) * tiles_.a_tile + column_;
   }
-  __device__ __forceinline__ long long place(int tile) const {
-    return static_cast<long long>(token_) * out_stride_ + column(tile);
+  __device__ __forceinline__ Out* place(int tile, int i) const {
+    return out_ + i * out_stride_ + column(tile);
   }
 
   const Tiles& tiles_;
   const T* const bias_;
-  Out* const out_;
-  const int out_stride_;  // elements from row to row
+  const int row_;     // of a tile
+  const int column_;  // of its results
+  const int token_, count_;
+  Out* const out_;  // the first token's
+  const int out_stride_;
   const int accumulate_;
-  const int token_, column_;
-  const bool has_row_;
-  float before_ = 0.0f;
+  float before_[OWN];
+  float scales_[OWN];  // the norms'
 };

@@ -45,8 +45,16 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
   __syncthreads();
   const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps,
                                     codes_map, headers_map, stages);
-  if (warp_of_thread() == 2 * WARPS) {
+  if (warp_of_thread() == 2 * WARPS + STORING_WARPS) {
     producer.run();
+    return;
+  }
+  if (warp_of_thread() >= 2 * WARPS) {
+    Out* const own = out + static_cast<long long>(slice) * num_rows * out_stride;
+    if (!follows) wait_for_earlier_kernels();
+    RowsEpilogue<T, Out, F, TOKENS> epilogue(tiles, bias, own, out_stride, num_rows, accumulate);
+    epilogue.run(shared, norm != nullptr, in_features, eps);
+    if (follows) wait_for_earlier_kernels();
     return;
   }
   if (!followed) let_next_kernel_start();
@@ -57,39 +65,37 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
   resident.load(x, num_rows);
 
   RowsItems<T, F, TOKENS> items(shared_memory, resident);
-  RowsEpilogue<T, Out, F, TOKENS> epilogue(tiles, bias,
-                                           out + static_cast<long long>(slice) * num_rows * out_stride,
-                                           out_stride, num_rows, accumulate);
   RingPlace place(stages);
   int left = tiles.count * steps.a_tile;  // items
-  if (left == 0) {
-    if (follows) wait_for_earlier_kernels();
-    return;
+  if (left == 0) return;
+  const auto load = [&] {
+    barrier_wait(&shared.full[place.slot], place.parity);
+    items.load(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS);
+  };
+  // Multiplies an item of a tile and loads the next one, or the last again, which is nobody's by then.
+  const auto take = [&](int part) {
+    if (--left > 0) place.advance();
+    items.begin(part);
+    load();
+    items.end();
+    if (left > 0) barrier_arrive_warp(&shared.empty[place.slot]);
+  };
+
+  load();
+  barrier_arrive_warp(&shared.empty[0]);
+#pragma unroll 1
+  for (int part = 0; part < steps.a_tile; ++part) {
+    resident.await_step(part, norm != nullptr, shared.squares);
+    take(part);
   }
-  barrier_wait(&shared.full[0], 0);
-  items.load(shared_memory, header_ring);
+  items.share(shared.partial);
+  barrier_arrive_warp(&shared.sums_full);
 #pragma unroll 1
-  for (int tile = 0; tile < tiles.count; ++tile) {
+  for (int tile = 1; tile < tiles.count; ++tile) {
 #pragma unroll 1
-    for (int part = 0; part < steps.a_tile; ++part) {
-      barrier_arrive_warp(&shared.empty[place.slot]);
-      if (tile == 0) resident.await_step(part, norm != nullptr, shared.squares);
-      items.begin(part);
-      if (--left > 0) {
-        place.advance();
-        barrier_wait(&shared.full[place.slot], place.parity);
-      }
-      items.load(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS);
-      items.end();
-      if (part == 0) {
-        if (tile > 0) epilogue.store(tile - 1, shared, norm != nullptr, in_features, eps);
-        epilogue.fetch(tile);
-      }
-    }
-    if (tile > 0) barrier_wait(&shared.sums_empty, (tile - 1) % 2);
+    for (int part = 0; part < steps.a_tile; ++part) take(part);
+    barrier_wait(&shared.sums_empty, (tile - 1) % 2);
     items.share(shared.partial);
     barrier_arrive_warp(&shared.sums_full);
   }
-  epilogue.store(tiles.count - 1, shared, norm != nullptr, in_features, eps);
-  if (follows) wait_for_earlier_kernels();
 }

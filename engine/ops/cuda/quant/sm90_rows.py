@@ -52,11 +52,17 @@ SM90_BLOCK_ROWS = KernelSpec(
 SPECS = (SM90_BLOCK_ROWS,)
 
 MAX_ROWS_STAGES = Constant(8, "of the ring")
-declare_header("sm90_block_rows", __name__, {"MAX_ROWS_STAGES": MAX_ROWS_STAGES}, (Sm90BlockRowsParams,))
+STORING_WARPS = Constant(4, "which add up a tile's sums and store them")
+declare_header(
+    "sm90_block_rows",
+    __name__,
+    {"MAX_ROWS_STAGES": MAX_ROWS_STAGES, "STORING_WARPS": STORING_WARPS},
+    (Sm90BlockRowsParams,),
+)
 
 TOKENS = (8, 16)  # rows of x, at most
 PARTS = 8  # of k, that warps share
-WARPS = 2 * PARTS + 1  # of a block, of which one copies
+WARPS = 2 * PARTS + STORING_WARPS + 1  # of a block, of which one copies
 UNIT, TILE_ROWS = 8, 32  # of the weight
 STEP = 128  # elements of each row that a warp takes at a time
 WORD_BYTES, COPY_BYTES, BARRIER_BYTES, BESIDE_MULTIPLE = 4, 16, 8, 128
