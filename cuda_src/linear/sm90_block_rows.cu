@@ -21,14 +21,15 @@
 // in_features a multiple of 32.
 // Grid: any number of blocks for each slice; they share the weight's tiles of 32 rows (gated: 16 gates and
 // their ups) evenly.
-// Block: 544 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py.
-// Unit of work: an item, 1,024 elements of the 32 rows of a tile, comes by TMA into a ring of `stages`; each
-// of 16 warps takes 128 elements of 16 rows of it, and another warp refills. x stays in shared memory, for it
-// would come past as often as there are tiles; the first tile takes each step of it as it comes. The order of
-// a row's sums depends on in_features alone. Waits: no barrier of all warps once the ring runs. A warp stores
-// its share of a tile's sums in the next tile, after its first item, when the others have left theirs. Every
-// wait is for what others do at an earlier place of the same sequence (item, sums of the tile before stored,
-// other items, sums left), so none is in vain.
+// Block: 672 threads. Shared memory: `shared_bytes` in engine/ops/cuda/quant/sm90_rows.py.
+// Unit of work: an item, 1,024 elements of the 32 rows of a tile, comes by TMA into a ring of `stages`, which
+// one warp fills; each of 16 warps takes 128 elements of 16 rows of it. x stays in shared memory, for it
+// would come past as often as there are tiles; the first tile takes each step of it as it comes. A tile's
+// sums are added up and stored by four warps more, while the others go on. The order of a row's sums depends
+// on in_features alone. Waits: no barrier of all warps once the ring runs. Every wait is for what others do
+// at an earlier place of the same sequence (item, sums of the tile before stored, other items, sums left), so
+// none is in vain. A warp reads its codes and scales of an item before it has multiplied the one before, and
+// asks for them before that: its steps are too short to hide the ring's latency otherwise.
 template <typename T, typename Out, typename F, int TOKENS>
 __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_BLOCK_ROWS_PARAMS(T, Out)) {
   using Stage = RowsStage<F>;
