@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     barrier_wait(&shared.full[place.slot], place.parity);
     items.load(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS);
   };
-  // Multiplies an item of a tile and loads the next one, or the last again, which is nobody's by then.
+  // Multiplies an item of a tile and loads the next one, or the last again, for whose slot nobody waits then.
   const auto take = [&](int part) {
     if (--left > 0) place.advance();
     items.begin(part);
     load();
     items.end();
-    if (left > 0) barrier_arrive_warp(&shared.empty[place.slot]);
+    barrier_arrive_warp(&shared.empty[place.slot]);
   };
 
   load();
