@@ -245,8 +245,9 @@ TABLES: dict[str, Callable[[], str]] = {
             "llamacpp_throughput": "llama.cpp",
             "median_ttft_ms": "TTFT ms",
             "llamacpp_ttft_ms": "llama.cpp",
-            "median_itl_ms": "median ITL ms",
+            "median_tpot_ms": "TPOT ms",
             "p99_itl_ms": "P99 ITL ms",
+            "percent_of_floor": "of the floor, %",
         },
     ),
     "interference": partial(
