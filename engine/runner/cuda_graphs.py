@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 # one by one. From 128 on, a GEMM's time grows with every tile of 128 rows.
 FULL_TOKENS = (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 # Likewise where a step of more tokens than a product by quantised weights takes dequantises all weights first: the more
-# tokens share that, the better.
-FULL_TOKENS_DEQUANTISED = (16, 32, 64, 128, 256, 2048)
+# tokens share that, the better. Without 1,536, many streams wait longer for first tokens than they gain.
+FULL_TOKENS_DEQUANTISED = (16, 32, 64, 128, 256, 1536, 2048)
 # At these sizes multiprocessors idle in the last wave of a GEMM's tiles, so steps are not filled up to them.
 UNEVEN_TOKENS = (640, 896, 1280, 1792)
 PROMPT_TOKENS = tuple(sorted((*FULL_TOKENS, *UNEVEN_TOKENS)))
