@@ -315,8 +315,7 @@ class RowsEpilogue {
 #pragma unroll
     for (int i = 0; i < OWN; ++i) {
       before_[i] = bias;
-      if (accumulate_ && i < count_ && gives(tile))
-        before_[i] = to_float(load_updated(place(tile, i))) + bias;
+      if (accumulate_ && i < count_ && gives(tile)) before_[i] += to_float(load_updated(place(tile, i)));
     }
   }
 
