@@ -19,7 +19,8 @@ constexpr bool HAS_SMALL = has_float_range<T> && sizeof(T) == 2 && !F::Table::LO
 template <typename T, typename F>
 constexpr float SUMS_FACTOR = HAS_SMALL<T, F> ? 1.0f / SMALL : 1.0f;
 
-// `factor` is a bfloat16 that the compiler knows, which would not see through a conversion.
+// `factor` is a constant that bfloat16 holds exactly. Its bits are taken, as the compiler does not fold the
+// conversion.
 __device__ __forceinline__ unsigned scaled_pair(unsigned pair, float factor) {
   return multiply_pair<__nv_bfloat162>(pair, (__float_as_uint(factor) >> 16) * 0x00010001u);
 }

@@ -7,8 +7,8 @@
 #include "sm90_block_ring.cuh"
 #include "warp_arrival.cuh"
 
-// After those that multiply, these store, and the last one copies.
-constexpr int ROWS_THREADS = (2 * WARPS + STORING_WARPS + 1) * WARP_SIZE;
+constexpr int MULTIPLYING_WARPS = 2 * WARPS;  // the first ones; then those that store, and one that copies
+constexpr int ROWS_THREADS = (MULTIPLYING_WARPS + STORING_WARPS + 1) * WARP_SIZE;
 constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
 constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
 
@@ -32,10 +32,10 @@ struct alignas(128) RowsShared {
     const int thread = threadIdx.x;
     if (thread < stages) {
       barrier_init(full + thread, 1);
-      barrier_init(empty + thread, 2 * WARPS * WARP_ARRIVALS);
+      barrier_init(empty + thread, MULTIPLYING_WARPS * WARP_ARRIVALS);
     }
     if (thread == 0) {
-      barrier_init(&sums_full, 2 * WARPS * WARP_ARRIVALS);
+      barrier_init(&sums_full, MULTIPLYING_WARPS * WARP_ARRIVALS);
       barrier_init(&sums_empty, STORING_WARPS * WARP_ARRIVALS);
     }
     barrier_init_done();
@@ -269,9 +269,9 @@ class RowsItems {
   float sums_[GROUPS][4] = {};
 };
 
-// Epilogue, warps that do nothing else: a lane has a row of the tile, a warp some tokens. It adds up the
-// row's sums of all parts of k, then the bias and the residual; gated, the lanes of an up give them to those
-// of its gate.
+// Epilogue, run by its own warps. Each warp has some tokens, each lane a row of the tile: it adds the partial
+// sums of all parts of k, then the bias and the residual. Gated, a gate's lane gets its up's sum by a
+// shuffle.
 template <typename T, typename Out, typename F, int TOKENS>
 class RowsEpilogue {
   using Tiles = BlockTiles<RowsStage<F>>;
@@ -284,7 +284,7 @@ class RowsEpilogue {
         bias_(bias),
         row_(lane_of_thread()),
         column_(tiles.gated() ? row_ / (2 * UNIT) * UNIT + row_ % UNIT : row_),
-        token_((warp_of_thread() - 2 * WARPS) * OWN),
+        token_((warp_of_thread() - MULTIPLYING_WARPS) * OWN),
         count_(min(num_rows - token_, OWN)),
         out_(out + static_cast<long long>(token_) * out_stride),
         out_stride_(out_stride),

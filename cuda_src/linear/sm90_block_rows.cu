@@ -28,8 +28,8 @@
 // sums are added up and stored by four warps more, while the others go on. The order of a row's sums depends
 // on in_features alone. Waits: no barrier of all warps once the ring runs. Every wait is for what others do
 // at an earlier place of the same sequence (item, sums of the tile before stored, other items, sums left), so
-// none is in vain. A warp reads its codes and scales of an item before it has multiplied the one before, and
-// asks for them before that: its steps are too short to hide the ring's latency otherwise.
+// none is in vain. A warp reads the next item's codes and scales while it multiplies this one: otherwise each
+// step would wait for the ring.
 template <typename T, typename Out, typename F, int TOKENS>
 __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_BLOCK_ROWS_PARAMS(T, Out)) {
   using Stage = RowsStage<F>;
@@ -46,11 +46,11 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
   __syncthreads();
   const BoxProducer<Stage> producer(shared_memory, header_ring, shared.full, shared.empty, tiles, steps,
                                     codes_map, headers_map, stages);
-  if (warp_of_thread() == 2 * WARPS + STORING_WARPS) {
+  if (warp_of_thread() == MULTIPLYING_WARPS + STORING_WARPS) {
     producer.run();
     return;
   }
-  if (warp_of_thread() >= 2 * WARPS) {
+  if (warp_of_thread() >= MULTIPLYING_WARPS) {
     Out* const own = out + static_cast<long long>(slice) * num_rows * out_stride;
     if (!follows) wait_for_earlier_kernels();
     RowsEpilogue<T, Out, F, TOKENS> epilogue(tiles, bias, own, out_stride, num_rows, accumulate);
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     barrier_wait(&shared.full[place.slot], place.parity);
     items.load(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS);
   };
-  // Multiplies an item of a tile and loads the next one, or the last again, for whose slot nobody waits then.
+  // Multiplies an item and loads the next. The last one is loaded twice: its slot is not filled again.
   const auto take = [&](int part) {
     if (--left > 0) place.advance();
     items.begin(part);

@@ -82,7 +82,13 @@ Epilogue: TypeAlias = Accumulate | Activate
 
 
 class LinearOps(LayerOps, CheckedOps):
-    """Letters: M rows, K width of a row, N features."""
+    """Letters: M rows, K width of a row, N features.
+
+    Attributes:
+        dequantises: whether products of many rows dequantise some of the weights first.
+    """
+
+    dequantises = False
 
     def matmul(
         self,

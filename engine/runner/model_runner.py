@@ -506,12 +506,8 @@ class ModelRunner:
             self._max_rows - drafts,
             max_drafts=drafts,
             draft_tokens=speculation.num_tokens if speculation is not None else 0,
-            full_tokens=FULL_TOKENS_DEQUANTISED if self._dequantises else FULL_TOKENS,
+            full_tokens=FULL_TOKENS_DEQUANTISED if self.ops.dequantises else FULL_TOKENS,
         )
-
-    @property
-    def _dequantises(self) -> bool:
-        return not isinstance(self.device, CpuDevice) and self._cuda_ops.dequantises
 
     def _make_adapter_slots(self) -> AdapterSlots:
         num_slots = self.config.max_loras

@@ -81,7 +81,6 @@ def _kernel(format: WeightFormat, dtype: np.dtype[Any]) -> Instantiation:
 class DequantizeOps(Ops):
     device: CudaDevice
     batch_invariant = False  # see `CudaOps`
-    dequantises = False  # some weights, for products of many rows
     _scratch: Tensor | None = None
     _ordered: Tensor | None = None
     _room: Tensor | None = None  # in which products turn their rows
