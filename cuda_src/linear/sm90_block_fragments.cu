@@ -21,7 +21,8 @@ constexpr int FEEDER_REGISTERS = WARPGROUPS == 2 ? 40 : 32;
 // eight. Boxes of x: TOKENS rows.
 // Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster
 // of that many blocks a tile, each of which has a slice of k, between pairs of steps of 128 elements, and
-// finishes a share of the results: it reads the others' sums, added in the order of k.
+// finishes a share of the results: it reads the others' sums, added in the order of k. slices > 1: as many
+// blocks a tile, each of which stores its slice's sums, `slice` * num_rows * out_stride floats into out.
 // Block: WARPGROUPS warp groups that multiply, and one that brings x: a warp copies, three turn it.
 // Shared memory: `stages` times TOKENS * 128 * sizeof(T) of x; CHUNK_TOKENS tokens' sums on their way out;
 // for each warp group AHEAD pairs of steps of codes and headers.
@@ -37,16 +38,17 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
   float* const staging = reinterpret_cast<float*>(ring + stages * V::STAGE_ELEMENTS);  // of sums
   unsigned char* const slots = reinterpret_cast<unsigned char*>(staging + CHUNK_TOKENS * V::STRIDE);
 
-  const int split = splits > 1 ? cluster_rank() : 0;
+  const int parts = splits * slices;  // of k
+  const int group = small_div(blockIdx.x, parts), part = blockIdx.x - group * parts;
   const int all_pairs = ceil_div(in_features, PAIR_STEPS * STEP);
-  const int first_pair = small_div(split * all_pairs, splits);
+  const int first_pair = small_div(part * all_pairs, parts);
   const int tiles_m = ceil_div(num_rows, TOKENS);
   const FragmentsWork work = {tiles_m,
                               tiles_m * ceil_div(out_features, V::FEATURES),
-                              small_div(blockIdx.x, splits),
-                              small_div(gridDim.x, splits),
+                              group,
+                              small_div(gridDim.x, parts),
                               first_pair * PAIR_STEPS,
-                              (small_div((split + 1) * all_pairs, splits) - first_pair) * PAIR_STEPS};
+                              (small_div((part + 1) * all_pairs, parts) - first_pair) * PAIR_STEPS};
 
   if (threadIdx.x == 0) {
 #pragma unroll 1
@@ -81,14 +83,15 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
 #pragma unroll 1
   for (int i = 0; i < V::AHEAD; ++i) weight.copy_next();  // weights do not change: this need not wait
   wait_for_earlier_kernels();
+  const long long slice = splits > 1 ? 0 : part;
   const FragmentsEpilogue<V> epilogue = {reinterpret_cast<float*>(ring),
                                          stages,
                                          bias,
-                                         out,
+                                         out + slice * num_rows * out_stride,
                                          num_rows,
                                          out_features,
                                          out_stride,
-                                         split,
+                                         splits > 1 ? part : 0,
                                          splits,
                                          accumulate != 0,
                                          silu_mul != 0};

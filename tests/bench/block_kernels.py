@@ -9,6 +9,7 @@ copies, and beside them the sum of each alone.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -30,6 +31,7 @@ ROWS = (1, 4, 8, 16, 32, 64, 256)
 # Of Llama 3 8B: hidden size, width of q and k, of v, and between. The product of v has few blocks, as attention has.
 HIDDEN, QK, V, INTER = 4096, 5120, 1024, 14336
 LAYERS = 16
+SLICES = (1, 2, 4)  # of k, that are measured
 LEAST_MANY_ROWS = 9  # from which on the kernels for many rows are measured
 
 
@@ -85,32 +87,37 @@ def measure_shape(
 def _each_of_many_rows(
     device: CudaDevice, calls: Sequence[Callable[[], object]], m: int, format: PackedFormat
 ) -> Iterator[tuple[str, float]]:
-    """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile: rows of x that
-    blocks turn, and such that a kernel has turned."""
+    """Microseconds of each kernel for many rows on sm_90a; of the one by fragments for each tile and some numbers of
+    slices: rows of x that blocks turn, and such that a kernel has turned."""
     if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < LEAST_MANY_ROWS:
         return
-    kernels, steps = sm90_product.KERNELS, sm90_fragments.STEP_US
+    kernels, choose_plan = sm90_product.KERNELS, sm90_fragments.choose_plan
     least, most = product.MIN_ROWS_SM90, product.MAX_ROWS_SM90
     product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = min(m, least), max(m, most)
-    turned_from = sm90_fragments.MIN_TURNED_ALONE
     try:
         sm90_product.KERNELS = (sm90_product.SM90_BLOCK_MATMUL,)
         yield "ring", measure(device, calls)
         sm90_product.KERNELS = (sm90_fragments.SM90_BLOCK_FRAGMENTS,)
-        for tile in sm90_fragments.TILES:
-            plan = sm90_fragments.FragmentsPlan(tile)
+        for tile, slices, turned in itertools.product(sm90_fragments.TILES, SLICES, (False, True)):
+            plan = sm90_fragments.FragmentsPlan(tile, slices=slices, turned=turned)
             if tile.tokens >= 2 * m or plan.stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
                 continue
-            sm90_fragments.STEP_US = {tile: steps[tile]}
-            name = f"{tile.warpgroups}/{tile.tokens}"
-            sm90_fragments.MIN_TURNED_ALONE = m + 1
-            yield name, measure(device, calls)
-            sm90_fragments.MIN_TURNED_ALONE = 1
-            yield f"{name}/turned", measure(device, calls)
+            problems: list[sm90_fragments.FragmentsProblem] = []
+            sm90_fragments.choose_plan = partial(_always, plan, problems)
+            time = measure(device, calls)
+            if slices <= problems[0].max_slices:
+                yield f"{tile.warpgroups}/{tile.tokens}/{slices}{'/turned' * turned}", time
     finally:
-        sm90_product.KERNELS, sm90_fragments.STEP_US = kernels, steps
+        sm90_product.KERNELS, sm90_fragments.choose_plan = kernels, choose_plan
         product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = least, most
-        sm90_fragments.MIN_TURNED_ALONE = turned_from
+
+
+def _always(
+    plan: sm90_fragments.FragmentsPlan, problems: list[sm90_fragments.FragmentsProblem], problem: Any, *_: Any
+) -> sm90_fragments.FragmentsPlan:
+    """In place of `choose_plan`; what it was asked for goes to `problems`."""
+    problems.append(problem)
+    return plan
 
 
 def measure_layers(ops: CudaOps, device: CudaDevice, format: PackedFormat, *, bits: Any) -> None:

@@ -330,10 +330,13 @@ def test_few_rows_in_slices_of_k(name: str, slices: int, cuda_ops: CudaOps, monk
 
 
 @pytest.mark.parametrize("tile", sm90_fragments.TILES, ids=lambda tile: f"{tile.warpgroups}_{tile.tokens}")
-@pytest.mark.parametrize(("splits", "turned"), [(1, False), (3, True), (1, True)])
+@pytest.mark.parametrize(
+    ("splits", "slices", "turned"), [(1, 1, False), (3, 1, True), (1, 1, True), (1, 2, False), (1, 3, True)]
+)
 def test_every_tile_of_fragments(
     tile: sm90_fragments.FragmentsTile,
     splits: int,
+    slices: int,
     turned: bool,
     cuda_ops: CudaOps,
     monkeypatch: pytest.MonkeyPatch,
@@ -343,11 +346,17 @@ def test_every_tile_of_fragments(
     if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
         pytest.skip("it is for sm_90a")
     format, columns, m, rows = KERNEL_FORMATS["Q8_0"], 672, tile.tokens + 8, 2 * tile.features + 48
-    plan = sm90_fragments.FragmentsPlan(tile, splits)
-    monkeypatch.setattr(sm90_fragments, "choose_plan", lambda *_: plan)
-    monkeypatch.setattr(sm90_fragments, "count_clusters_at_once", lambda *_: (2,) * 8)
+    plan, gates = (sm90_fragments.FragmentsPlan(tile, splits, n, turned) for n in (slices, 1))
+    asked: list[sm90_fragments.FragmentsProblem] = []
+
+    def choose(problem: sm90_fragments.FragmentsProblem, *_: Any) -> sm90_fragments.FragmentsPlan:
+        asked.append(problem)
+        return plan if problem.max_slices else gates
+
+    monkeypatch.setattr(sm90_fragments, "choose_plan", choose)
+    monkeypatch.setattr(sm90_fragments, "count_clusters_at_once", lambda *_: (2 * slices,) * 8)
+    monkeypatch.setattr(product, "MAX_ROWS_SM90", 2048)  # so that the room takes all slices' sums
     weight, _ = mixed_weight(cuda_ops.device, bfloat16, [format.name], [rows], columns)
-    monkeypatch.setattr(sm90_fragments, "MIN_TURNED_ALONE", 1 if turned else 1 << 30)
     cuda_ops.reserve_linear([weight], np.dtype(bfloat16))
     numbers = dequantized(cuda_ops, weight, bfloat16)
     x, bias = random_array(20, (m, columns), bfloat16, 1 / 64), random_array(21, (rows,), bfloat16)
@@ -358,10 +367,11 @@ def test_every_tile_of_fragments(
     cuda_ops.linear(device_x, biased, epilogue=Accumulate(), out=out)
     cuda_ops.linear(device_x, weight, out=logits)
     cuda_ops.linear(device_x, weight, epilogue=Activate("silu_mul", scratch), out=gated)
-    product, with_bias = reference.matmul(x, numbers), reference.matmul(x, numbers, bias)
+    assert [problem.max_slices >= slices for problem in asked] == [True, True, True, False]
+    expected, with_bias = reference.matmul(x, numbers), reference.matmul(x, numbers, bias)
     assert_close(out.numpy(), 2 * with_bias, bfloat16, roundings=2)
-    assert_close(logits.numpy(), product, float32, typical=1)
-    assert_close(gated.numpy(), reference.silu_mul(product), bfloat16, roundings=2)
+    assert_close(logits.numpy(), expected, float32, typical=1)
+    assert_close(gated.numpy(), reference.silu_mul(expected), bfloat16, roundings=2)
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)

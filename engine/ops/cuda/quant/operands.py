@@ -26,7 +26,7 @@ class ProductParams(TypedDict):
 class Sm90Operands(NamedTuple):
     """`out` is the address of the part's first column, its rows `out_stride` elements apart.
 
-    `turned`: x as `turn` gives it, if it does.
+    `turned`: where x may be turned; if `normed`, the norm before the product does it. `sums`: room for those of slices.
     """
 
     x: Tensor
@@ -37,6 +37,8 @@ class Sm90Operands(NamedTuple):
     out_itemsize: int
     out_stride: int
     turned: Tensor | None = None
+    normed: bool = False
+    sums: Tensor | None = None
 
     def params(self, *, gated: bool, accumulates: bool) -> ProductParams:
         return ProductParams(

@@ -252,10 +252,11 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
     if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
         return False
     starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
-    least = sm90_fragments.MIN_TURNED_ALONE if norm is None else sm90_fragments.MIN_TURNED_ROWS
-    turned = None if room is None or num_rows < least else turn.place_of(x, room)
-    if norm is not None and (turned is None or not aligned(VECTOR_BYTES, x, norm)):
-        return False
+    turned = None if room is None else turn.place_of(x, room)
+    if norm is not None:
+        may_turn = num_rows >= sm90_fragments.MIN_TURNED_ROWS and turned is not None
+        if not may_turn or not aligned(VECTOR_BYTES, x, norm):
+            return False
     products = [
         Sm90Operands(
             x=x,
@@ -266,19 +267,21 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
             out_itemsize=out.dtype.itemsize,
             out_stride=out.shape[1],
             turned=turned,
+            normed=norm is not None,
+            sums=None if room is None or turned is None else turn.room_behind(turned, room),
         )
         for part, start in zip(weight.parts, starts, strict=True)
     ]
     plans = [sm90_product.plan_of(device, product, gated=gated, accumulates=accumulates) for product in products]
     if None in plans:
         return False
-    by_fragments = [isinstance(plan, sm90_fragments.FragmentsPlan) for plan in plans]
+    are_turned = [isinstance(plan, sm90_fragments.FragmentsPlan) and plan.turned for plan in plans]
     if norm is not None:
         assert turned is not None
-        if not all(by_fragments):
+        if not all(are_turned):
             return False
         turn.launch_norm(device, x, norm, eps, turned)
-    elif turned is not None and any(by_fragments):
+    elif turned is not None and any(are_turned):
         turn.launch(device, x, turned)
     for product, plan in zip(products, plans, strict=True):
         assert plan is not None

@@ -19,8 +19,10 @@ from tessera.engine.formats import PackedFormat
 from tessera.engine.ops.cuda.linear.sm90 import BARRIER_BYTES, MAX_CLUSTER, count_clusters_at_once
 from tessera.engine.ops.cuda.linear.sm90_kernels import WGMMA_M
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
-from tessera.engine.ops.cuda.types import HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
-from tessera.engine.tensor import float32
+from tessera.engine.ops.cuda.quant.slices import MAX_SLICES, AddSlicesParams, nbytes_of
+from tessera.engine.ops.cuda.quant.slices import launch as launch_add_slices
+from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
+from tessera.engine.tensor import Tensor, float32
 
 
 class Sm90BlockFragmentsParams(NamedTuple):
@@ -34,6 +36,7 @@ class Sm90BlockFragmentsParams(NamedTuple):
     in_features: Int32
     out_stride: Int32
     splits: Int32
+    slices: Int32
     turned: Int32
     stages: Int32
     accumulate: Int32
@@ -74,11 +77,11 @@ declare_header(
 
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
-# Rows of x from which on they are turned once, not by each block that reads them: by the norm before the product, or by
-# a kernel of their own.
-MIN_TURNED_ROWS, MIN_TURNED_ALONE = 33, 65
+MIN_TURNED_ROWS = 33  # from which on the norm before a product turns its rows, and not each block that reads them
 L2_BYTES_PER_US = 53_000  # that a multiprocessor gets from L2, at least: what tiles of 128 x 128 read
 JOIN_US = 2.0  # of the sums of a cluster's blocks, for each but the first
+ADD_US, SUMS_BYTES_PER_US = 2.0, 3_000_000  # of slices' sums: the kernel that adds them, what is written and read
+TURN_US, TURNED_BYTES_PER_US = 1.3, 1_500_000  # of the kernel that turns x
 TILE_US = 1.0  # from one tile to the next
 STORE_US = 0.004  # of a token's sums
 
@@ -117,25 +120,47 @@ class FragmentsTile:
         return slots + CHUNK_TOKENS * (self.features + STAGING_PADDING) * float32.itemsize
 
 
-# Variants, with the microseconds of a step whose operands are there: elements made in registers, or products.
-# Of Q4_K with turned rows on one H200, from `tests.bench.block_kernels Q4_K --kernels --rows 64 256`, commit fc6d2e77.
+# Variants, with the microseconds of a step whose operands are there: with x as blocks turn it, and as it comes turned.
+# Of Q4_K on one H200, from `tests.bench.block_kernels Q4_K --kernels --rows 64 256`, 2026-11-29.
 STEP_US = {
-    FragmentsTile(2, 32): 0.45,
-    FragmentsTile(4, 32): 0.73,
-    FragmentsTile(2, 64): 0.57,
-    FragmentsTile(4, 64): 1.0,
-    FragmentsTile(2, 128): 0.77,
-    FragmentsTile(2, 256): 1.55,
+    FragmentsTile(2, 32): (0.43, 0.38),
+    FragmentsTile(4, 32): (0.79, 0.66),
+    FragmentsTile(2, 64): (0.66, 0.46),
+    FragmentsTile(4, 64): (1.33, 0.84),
+    FragmentsTile(2, 128): (1.3, 0.77),
+    FragmentsTile(2, 256): (2.6, 1.55),
 }
 TILES = tuple(STEP_US)
 
 
+class FragmentsProblem(NamedTuple):
+    """What the choice of a plan depends on.
+
+    `turning_us`: of having x turned, by whether it is; without those that cannot be. Sums of up to `max_slices` slices
+    of k have room.
+    """
+
+    num_rows: int
+    out_features: int
+    in_features: int
+    turning_us: dict[bool, float]
+    max_slices: int
+
+
 @dataclass(frozen=True)
 class FragmentsPlan:
-    """A tile, and `splits` slices of in_features, one for each block of a cluster."""
+    """A tile, `splits` slices of in_features, one for each block of a cluster, or `slices` of them, whose sums another
+    kernel adds up; whether x comes `turned`."""
 
     tile: FragmentsTile
     splits: int = 1
+    slices: int = 1
+    turned: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Of a tile."""
+        return self.splits * self.slices
 
     def template(self, dtype: str, out_dtype: str, format: PackedFormat) -> tuple[str, ...]:
         return (dtype, out_dtype, format.kernel_type, str(self.tile.warpgroups), str(self.tile.tokens))
@@ -149,64 +174,112 @@ class FragmentsPlan:
         """Tiles that cover the product."""
         return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features)
 
-    def cost(self, num_rows: int, out_features: int, in_features: int, at_once: int, format: PackedFormat) -> float:
+    def cost(self, problem: FragmentsProblem, at_once: int, format: PackedFormat) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
-        rounds = ceil_div(self.count(num_rows, out_features), at_once)
-        steps = ceil_div(ceil_div(in_features, PAIR), self.splits) * (PAIR // STEP)
-        storing = STORE_US * min(num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
+        rounds = ceil_div(self.count(problem.num_rows, problem.out_features), max(at_once // self.slices, 1))
+        steps = ceil_div(ceil_div(problem.in_features, PAIR), self.blocks) * (PAIR // STEP)
+        storing = STORE_US * min(problem.num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
         read = self.tile.stage_bytes + self.tile.features * STEP * format.lane_words / 8
-        step = max(STEP_US[self.tile], read / L2_BYTES_PER_US)
-        return rounds * (steps * step + TILE_US + storing)
+        step = max(STEP_US[self.tile][self.turned], read / L2_BYTES_PER_US)
+        us = problem.turning_us[self.turned] + rounds * (steps * step + TILE_US + storing)
+        if self.slices > 1:
+            us += ADD_US + nbytes_of(self.slices, problem.num_rows, problem.out_features) / SUMS_BYTES_PER_US
+        return us
 
 
 def choose_plan(
-    num_rows: int,
-    out_features: int,
-    in_features: int,
-    clusters_at_once: tuple[int, ...],
-    format: PackedFormat,
-    max_shared_bytes: int,
+    problem: FragmentsProblem, clusters_at_once: tuple[int, ...], format: PackedFormat, max_shared_bytes: int
 ) -> FragmentsPlan | None:
     """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
+    pairs = ceil_div(problem.in_features, PAIR)
+    divisions = [(splits, 1) for splits in range(1, 1 + min(MAX_CLUSTER, pairs)) if clusters_at_once[splits - 1]]
+    divisions += [(1, slices) for slices in range(2, 1 + min(MAX_SLICES, problem.max_slices, pairs))]
     plans = [
         plan
         for tile in STEP_US
-        for splits in range(1, 1 + min(MAX_CLUSTER, ceil_div(in_features, PAIR)))
-        if clusters_at_once[splits - 1]
-        and (plan := FragmentsPlan(tile, splits)).stages(format, max_shared_bytes) >= MIN_STAGES
+        for splits, slices in divisions
+        for turned in problem.turning_us
+        if (plan := FragmentsPlan(tile, splits, slices, turned)).stages(format, max_shared_bytes) >= MIN_STAGES
     ]
 
     def cost(plan: FragmentsPlan) -> float:
-        return plan.cost(num_rows, out_features, in_features, clusters_at_once[plan.splits - 1], format)
+        return plan.cost(problem, clusters_at_once[plan.splits - 1], format)
 
     return min(plans, key=cost, default=None)
 
 
-def plan_of(device: CudaDevice, operands: Sm90Operands) -> FragmentsPlan | None:
+def turn_us(x: Tensor) -> float:
+    """Microseconds of the kernel that turns x."""
+    return TURN_US + x.nbytes / TURNED_BYTES_PER_US
+
+
+def plan_of(device: CudaDevice, operands: Sm90Operands, *, gated: bool) -> FragmentsPlan | None:
     """The plan of a product that any kernel of sm_90a can do; None where no variant fits."""
     x, part = operands.x, operands.part
     assert isinstance(part.format, PackedFormat)
-    sizes = (x.shape[0], part.shape[0], x.shape[1])
+    num_rows, features = x.shape[0], part.shape[0]
+    room = 0 if gated or operands.sums is None else operands.sums.nbytes
+    if operands.turned is None:
+        turning_us = {False: 0.0}
+    else:
+        turning_us = {True: 0.0} if operands.normed else {False: 0.0, True: turn_us(x)}
+    problem = FragmentsProblem(
+        num_rows, features, x.shape[1], turning_us, max_slices=room // nbytes_of(1, num_rows, features)
+    )
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
-    return choose_plan(*sizes, clusters, part.format, device.max_shared_bytes)
+    return choose_plan(problem, clusters, part.format, device.max_shared_bytes)
 
 
 def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool) -> None:
     """Submit the product divided by a plan."""
-    x, part, turned = operands.x, operands.part, operands.turned
+    if plan.slices == 1:
+        _launch_product(device, operands, plan, gated=gated, accumulates=accumulates)
+        return
+    num_rows, features = operands.x.shape[0], operands.part.shape[0]
+    assert operands.sums is not None
+    assert not gated
+    sums = operands._replace(
+        bias=None,
+        out=operands.sums.pointer,
+        out_dtype=C_TYPE_NAMES[float32],
+        out_itemsize=float32.itemsize,
+        out_stride=features,
+    )
+    _launch_product(device, sums, plan, gated=False, accumulates=False)
+    params = AddSlicesParams(
+        sums=sums.out,
+        bias=operands.bias,
+        out=operands.out,
+        num_rows=num_rows,
+        features=features,
+        slices=plan.slices,
+        out_stride=operands.out_stride,
+        accumulate=accumulates,
+    )
+    launch_add_slices(device, params, cuda_type(operands.x.dtype), operands.out_dtype)
+
+
+def _launch_product(
+    device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, gated: bool, accumulates: bool
+) -> None:
+    """The product, of which slices are stored behind each other."""
+    x, part = operands.x, operands.part
     assert isinstance(part.format, PackedFormat)
     tile = plan.tile
-    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.splits - 1]
+    at_once = count_clusters_at_once(device, cuda_type(x.dtype))[plan.splits - 1] // plan.slices
     count = plan.count(x.shape[0], part.shape[0])
-    groups = count if plan.splits > 1 else min(count, at_once)
+    groups = count if plan.splits > 1 else min(count, max(at_once, 1))
     stages = plan.stages(part.format, device.max_shared_bytes)
     shared_bytes = stages * tile.stage_bytes + tile.bytes_beside_ring(part.format)
-    config = LaunchConfig((groups * plan.splits, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.splits)
+    config = LaunchConfig((groups * plan.blocks, 1, 1), (tile.threads, 1, 1), shared_bytes, plan.splits)
+    rows = operands.turned if plan.turned else x
+    assert rows is not None
     params = Sm90BlockFragmentsParams(
         **operands.params(gated=gated, accumulates=accumulates),
-        x_map=box_map(x if turned is None else turned, tile.tokens),
+        x_map=box_map(rows, tile.tokens),
         splits=plan.splits,
-        turned=turned is not None,
+        slices=plan.slices,
+        turned=plan.turned,
         stages=stages,
     )
     template = plan.template(cuda_type(x.dtype), operands.out_dtype, part.format)

@@ -151,7 +151,7 @@ def plan_of(
     device: CudaDevice, operands: Sm90Operands, *, gated: bool, accumulates: bool
 ) -> BlockPlan | FragmentsPlan | None:
     """The plan of a part's product, by the first of KERNELS that can; None where none can."""
-    x, part, bias, out, _, out_itemsize, out_stride, _ = operands
+    x, part, bias, out, _, out_itemsize, out_stride = operands[:7]
     if not SM90_BLOCK_MATMUL.supports(device.arch) or not isinstance(part.format, PackedFormat):
         return None
     in_features = x.shape[1]
@@ -163,8 +163,10 @@ def plan_of(
     if x.pointer % 16 or out % 16 or out_stride % MULTIPLE or (bias is not None and bias.pointer % 4):
         return None
     for kernel in KERNELS:
-        if kernel is SM90_BLOCK_FRAGMENTS and (fragments_plan := sm90_fragments.plan_of(device, operands)) is not None:
-            return fragments_plan
+        if kernel is SM90_BLOCK_FRAGMENTS:
+            fragments_plan = sm90_fragments.plan_of(device, operands, gated=gated)
+            if fragments_plan is not None:
+                return fragments_plan
         if kernel is SM90_BLOCK_MATMUL and (plan := _ring_plan(device, operands)) is not None:
             return plan
     return None
