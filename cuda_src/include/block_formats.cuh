@@ -421,6 +421,13 @@ struct LaneScales {
 // Which of a lane's eight elements in a row it takes in a round: two rounds' are one half of its 32.
 __device__ __forceinline__ int vector_of_round(int round, int lane) { return round ^ lane % 4; }
 
+// Where a turned row (see turn_rows_kernel) has elements i and i + 1, i even: pair p of a vector is in
+// segment p of the lane's round.
+__device__ __forceinline__ int turned_place(int i) {
+  const int lane = i % STEP / LANE_ELEMENTS, round = vector_of_round(i % LANE_ELEMENTS / 8, lane);
+  return i / STEP * STEP + round * LANE_ELEMENTS + i % 8 * 4 + lane * 2;
+}
+
 // The bytes of NF4's entries in a 16-bit T.
 template <typename T>
 struct Nf4Bytes {

@@ -13,7 +13,8 @@
 constexpr int FEEDERS = WARPGROUP_SIZE;
 constexpr int TURNING_WARPS = FEEDERS / WARP_SIZE - 1;  // bring x into order; the last warp copies it
 constexpr int SWIZZLE_ROWS = SWIZZLE_REPEAT / SWIZZLE_BYTES;
-constexpr int PAIR_STEPS = 2;  // whose codes come together: the most elements that share a header
+constexpr int SEGMENT_ELEMENTS = 8;  // of 16 bits, whose pairs are of four lanes
+constexpr int PAIR_STEPS = 2;        // whose codes come together: the most elements that share a header
 
 // Constants of a variant.
 template <typename Element, typename Result, typename Format, int GROUPS, int MAX_TOKENS>
@@ -321,7 +322,7 @@ struct FragmentsEpilogue {
   Out* out;
   int num_rows, out_features, out_stride;
   int split, splits;
-  bool accumulate, silu_mul;
+  bool accumulate, silu_mul, turns;
 
   __device__ __forceinline__ void store(const float (&sums)[V::TOKENS / 2], int2 tile) const {
     const int ring_floats = stages * V::STAGE_ELEMENTS / 2;
@@ -408,7 +409,8 @@ struct FragmentsEpilogue {
         const int token = small_div(i, quads), in_tile = (i - token * quads) * 4;
         features[j] = column * quads * 4 + in_tile;
         from[j] = sums + token * V::STRIDE + in_tile;
-        to[j] = out + static_cast<long long>(first + token) * out_stride + features[j];
+        const int place = turns ? turned_place(features[j]) : features[j];
+        to[j] = out + static_cast<long long>(first + token) * out_stride + place;
         if (features[j] >= columns || begin + j * stride >= count) to[j] = nullptr;
         if constexpr (sizeof(Out) == 2) {
           if (accumulate && to[j] != nullptr) load_updated_floats(to[j], 4, before[j]);
@@ -438,6 +440,14 @@ struct FragmentsEpilogue {
         Vec<Out, 4> result;
 #pragma unroll
         for (int e = 0; e < 4; ++e) result[e] = from_float<Out>(totals[j][e]);
+        if constexpr (sizeof(Out) == 2) {
+          if (turns) {
+            const uint2 pairs = *reinterpret_cast<const uint2*>(&result);
+            *reinterpret_cast<unsigned*>(to[j]) = pairs.x;
+            *reinterpret_cast<unsigned*>(to[j] + SEGMENT_ELEMENTS) = pairs.y;
+            continue;
+          }
+        }
         result.store(to[j]);
       }
     }

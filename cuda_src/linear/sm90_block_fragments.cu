@@ -16,7 +16,8 @@ constexpr int FEEDER_REGISTERS = WARPGROUPS == 2 ? 40 : 32;
 //   [out_features] T or null; codes [out_features, any] unsigned
 //        and headers [out_features, any] unsigned, as packed
 //   out: out [num_rows, out_features, or half of it if `silu_mul`] Out (T or float), rows `out_stride` apart;
-//        a float out takes no bias, accumulate or silu_mul
+//        a float out takes no bias, accumulate or silu_mul; if `turns`, which takes silu_mul and whole steps
+//        of columns, as turn_rows_kernel makes it
 // Layout: row-major, x and the rows of out 16-byte aligned; in_features and the columns of out multiples of
 // eight. Boxes of x: TOKENS rows.
 // Grid: blocks that walk over tiles of 64 * WARPGROUPS features by TOKENS rows of x. splits > 1: a cluster
@@ -94,7 +95,8 @@ __global__ void __launch_bounds__((WARPGROUPS + 1) * WARPGROUP_SIZE, 1)
                                          splits > 1 ? part : 0,
                                          splits,
                                          accumulate != 0,
-                                         silu_mul != 0};
+                                         silu_mul != 0,
+                                         turns != 0};
   const unsigned long long x_descriptor = operand_descriptor(ring);
   const auto release = [&](int stage) {
     if (threadIdx.x % WARP_SIZE == 0) barrier_arrive(&empty[stage]);

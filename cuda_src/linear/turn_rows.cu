@@ -43,8 +43,7 @@ struct TurnedRow {
   // Eight elements are one pair of each of four segments.
   __device__ __forceinline__ void store(int i, const float (&values)[CHUNK]) const {
     static_assert(CHUNK == 8, "a vector of a lane");
-    const int lane = i % STEP / LANE_ELEMENTS, round = vector_of_round(i % LANE_ELEMENTS / CHUNK, lane);
-    unsigned* const to = out + (i / STEP * STEP + round * LANE_ELEMENTS) / 2 + lane;
+    unsigned* const to = out + turned_place(i) / 2;
 #pragma unroll
     for (int p = 0; p < CHUNK / 2; ++p) to[p * 4] = pack<T>(values[2 * p], values[2 * p + 1]);
   }

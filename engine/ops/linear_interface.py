@@ -69,7 +69,7 @@ class Accumulate:
 class Activate:
     """Epilogue: the activation of the product; `scratch` [M, N] is like x, undefined afterwards.
 
-    `next_weight`: which the next call of `linear` multiplies the result by, as it is.
+    `next_weight`: which the next call of `linear` multiplies the result by, as it is; nothing else may read the result.
     """
 
     function: Activation

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def _each_of_many_rows(
     slices: rows of x that blocks turn, and such that a kernel has turned."""
     if not sm90_product.SM90_BLOCK_MATMUL.supports(device.arch) or m < LEAST_MANY_ROWS:
         return
-    kernels, choose_plan = sm90_product.KERNELS, sm90_fragments.choose_plan
+    kernels = sm90_product.KERNELS
     least, most = product.MIN_ROWS_SM90, product.MAX_ROWS_SM90
     product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = min(m, least), max(m, most)
     try:
@@ -103,12 +104,12 @@ def _each_of_many_rows(
             if tile.tokens >= 2 * m or plan.stages(format, device.max_shared_bytes) < sm90_fragments.MIN_STAGES:
                 continue
             problems: list[sm90_fragments.FragmentsProblem] = []
-            sm90_fragments.choose_plan = partial(_always, plan, problems)
-            time = measure(device, calls)
+            with mock.patch.object(sm90_fragments, "choose_plan", partial(_always, plan, problems)):
+                time = measure(device, calls)
             if slices <= problems[0].max_slices:
                 yield f"{tile.warpgroups}/{tile.tokens}/{slices}{'/turned' * turned}", time
     finally:
-        sm90_product.KERNELS, sm90_fragments.choose_plan = kernels, choose_plan
+        sm90_product.KERNELS = kernels
         product.MIN_ROWS_SM90, product.MAX_ROWS_SM90 = least, most
 
 

@@ -394,6 +394,37 @@ def test_a_norm_that_turns_its_rows_is_the_norm(dtype: np.dtype[Any], cuda_ops: 
         np.testing.assert_array_equal(out.numpy(), cuda_ops.linear(normed, weight).numpy())
 
 
+@pytest.mark.parametrize("m", [20, 72])
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+def test_a_gate_turns_its_rows_for_the_next_product(dtype: np.dtype[Any], m: int, cuda_ops: CudaOps) -> None:
+    """Where the next product takes rows in no other order: the same numbers, in the order that it reads."""
+    if not SM90_BLOCK_FRAGMENTS.supports(cuda_ops.device.arch):
+        pytest.skip("it is for sm_90a")
+    columns, inner, name = 512, 384, KERNEL_FORMATS["Q8_0"].name
+    up, _ = mixed_weight(cuda_ops.device, dtype, [name], [2 * inner], columns)
+    down, _ = mixed_weight(cuda_ops.device, dtype, [name], [columns], inner)
+    cuda_ops.reserve_linear([up, down], np.dtype(dtype))
+    x, norm = (
+        from_numpy(random_array(seed, shape, dtype), cuda_ops.device)
+        for seed, shape in ((20, (m, columns)), (21, (columns,)))
+    )
+    results = []
+    for next_weight in (None, down):
+        scratch, normed = poisoned((m, 2 * inner), dtype, cuda_ops.device), poisoned(x.shape, dtype, cuda_ops.device)
+        between, stream = poisoned((m, inner), dtype, cuda_ops.device), x.clone()
+        prologue, epilogue = RMSNorm(norm, 1e-5, normed), Activate("silu_mul", scratch, next_weight)
+        cuda_ops.linear(x, up, prologue=prologue, epilogue=epilogue, out=between)
+        stored = between.numpy()
+        cuda_ops.linear(between, down, epilogue=Accumulate(), out=stream)
+        results.append((stored, stream.numpy()))
+    (plain, added), (turned, added_of_turned) = results
+    assert (plain != turned).any()
+    np.testing.assert_array_equal(np.sort(plain, axis=1), np.sort(turned, axis=1))
+    expected = x.numpy().astype(np.float64) + reference.matmul(plain, dequantized(cuda_ops, down, dtype))
+    assert_close(added, expected, dtype)
+    assert_close(added_of_turned, expected, dtype)
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q4_K", "Q6_K", "Int4Group32", "Int4Group128", "Q5_K"])
 def test_fragments_are_the_elements(name: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of an identity give each element bit for bit, whichever power of two it was made with."""

@@ -29,7 +29,7 @@ from tessera.engine.ops.cuda.lora.expand import (
 from tessera.engine.ops.cuda.lora.groups import groups_size, launch_group_rows
 from tessera.engine.ops.cuda.lora.product import launch_adapted
 from tessera.engine.ops.cuda.lora.shrink import launch_shrink, launch_shrink_norm
-from tessera.engine.ops.cuda.quant.product import BlockOperands, is_dequantised, launch_block_product
+from tessera.engine.ops.cuda.quant.product import BlockOperands, Stored, is_dequantised, launch_block_product
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, Epilogue, LayerNorm, Prologue, RMSNorm
 from tessera.engine.tensor import Tensor
@@ -37,6 +37,7 @@ from tessera.engine.tensor import Tensor
 
 class LinearOps(Fp8LinearOps):
     _begun: BegunAdapters | None = None  # for the next product
+    _turned: Tensor | None = None  # what the last product stored, for the next one
 
     @cached_property
     def linear_kernels(self) -> Chooser[LinearProblem, LinearOperands]:
@@ -52,6 +53,12 @@ class LinearOps(Fp8LinearOps):
     def _linear(
         self, x: Tensor, weight: LinearWeight, prologue: Prologue | None, epilogue: Epilogue | None, out: Tensor
     ) -> None:
+        turned, self._turned = self._turned, None
+        if turned is not None and (turned.pointer, turned.shape) == (x.pointer, x.shape):
+            blocks = BlockOperands(x, weight, out, room=self._room, is_turned=True)
+            if launch_block_product(self.device, blocks, accumulates=isinstance(epilogue, Accumulate)) is None:
+                raise TesseraError("a product's rows are turned for another than the next one")
+            return
         if weight.dense is None and self._fp8_linear(x, weight, prologue, epilogue, out):
             return
         if not self._fused(x, weight, prologue, epilogue, out):
@@ -173,9 +180,12 @@ class LinearOps(Fp8LinearOps):
             if self.batch_invariant or gelu:
                 return False
             norm, eps = (None, 0.0) if prologue is None else (prologue.weight, prologue.eps)
-            blocks = BlockOperands(x, weight, out, norm, eps, self._room)
+            next_weight = epilogue.next_weight if isinstance(epilogue, Activate) else None
+            blocks = BlockOperands(x, weight, out, norm, eps, self._room, next_weight)
             accumulates = isinstance(epilogue, Accumulate)
-            if launch_block_product(self.device, blocks, gated=gated, accumulates=accumulates):
+            stored = launch_block_product(self.device, blocks, gated=gated, accumulates=accumulates)
+            if stored is not None:
+                self._turned = out if stored is Stored.TURNED else None
                 return True
             return prologue is None and gated and self._gated_of_dequantised(x, weight, out)
         if isinstance(epilogue, Accumulate):

@@ -26,7 +26,8 @@ class ProductParams(TypedDict):
 class Sm90Operands(NamedTuple):
     """`out` is the address of the part's first column, its rows `out_stride` elements apart.
 
-    `turned`: where x may be turned; if `normed`, the norm before the product does it. `sums`: room for those of slices.
+    `turned`: x turned, or where it may be; `comes_turned`: it always is. `turns`: the gated result is stored turned,
+    where the kernel can. `sums`: room for those of slices.
     """
 
     x: Tensor
@@ -37,7 +38,8 @@ class Sm90Operands(NamedTuple):
     out_itemsize: int
     out_stride: int
     turned: Tensor | None = None
-    normed: bool = False
+    comes_turned: bool = False
+    turns: bool = False
     sums: Tensor | None = None
 
     def params(self, *, gated: bool, accumulates: bool) -> ProductParams:

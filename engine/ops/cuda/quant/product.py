@@ -10,13 +10,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, InUint, OutOut
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
+from tessera.engine.ops.cuda.linear.sm90 import MULTIPLE
 from tessera.engine.ops.cuda.neighbours import RESERVED_BYTES, asked_bytes, asks_half, most_bytes
 from tessera.engine.ops.cuda.quant import slices as sliced
 from tessera.engine.ops.cuda.quant import sm90_fragments, sm90_product, sm90_row, sm90_rows, turn
@@ -180,7 +184,10 @@ def is_dequantised(device: CudaDevice, weight: LinearWeight, num_rows: int) -> b
 
 
 class BlockOperands(NamedTuple):
-    """As LinearOperands; `weight` has packed parts alone, `room` is for rows of x that are turned, if they may be."""
+    """As LinearOperands; `weight` has packed parts alone, `room` is for rows of x that are turned, if they may be.
+
+    `next_weight`: which alone the gated result is multiplied by. `is_turned`: x is what such a product has turned.
+    """
 
     x: Tensor
     weight: LinearWeight
@@ -188,6 +195,15 @@ class BlockOperands(NamedTuple):
     norm: Tensor | None = None
     eps: float = 0.0
     room: Tensor | None = None
+    next_weight: LinearWeight | None = None
+    is_turned: bool = False
+
+
+class Stored(Enum):
+    """The order of a product's columns."""
+
+    AS_THEY_ARE = auto()
+    TURNED = auto()  # for a product that is told so
 
 
 class Around(NamedTuple):
@@ -201,15 +217,22 @@ class Around(NamedTuple):
 
 def launch_block_product(
     device: CudaDevice, operands: BlockOperands, *, gated: bool = False, accumulates: bool = False
-) -> bool:
-    """Submit a product, perhaps with the norm before it and the gate after it; False, and nothing done, where none can.
+) -> Stored | None:
+    """Submit a product, perhaps with the norm before it and the gate after it; None, and nothing done, where none can.
 
     Parts of several formats take a launch each, and so do rows beyond those of a variant.
     """
-    x, weight, out, norm, _, _ = operands
+    many = _launch_many_rows(device, operands, gated=gated, accumulates=accumulates)
+    if many is not None or operands.is_turned:
+        return many
+    few = _launch_few_rows(device, operands, gated=gated, accumulates=accumulates)
+    return Stored.AS_THEY_ARE if few else None
+
+
+def _launch_few_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> bool:
+    """The same without wgmma; False, and nothing done, where none can."""
+    x, weight, out, norm = operands[:4]
     num_rows, in_features = x.shape
-    if _launch_many_rows(device, operands, gated=gated, accumulates=accumulates):
-        return True
     formats = [part.format for part in weight.parts if isinstance(part.format, PackedFormat)]
     if num_rows > MAX_ROWS and not takes_any_rows(weight):
         return False
@@ -240,23 +263,40 @@ def launch_block_product(
     return True
 
 
-def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> bool:
-    """The same by wgmma, part by part; False, and nothing done, where it cannot or would be slower.
+def takes_turned(device: CudaDevice, weight: LinearWeight, num_rows: int, dtype: np.dtype[Any]) -> bool:
+    """Whether products of so many rows by a weight are of rows that the product before may store turned."""
+    if not MIN_ROWS_SM90 <= num_rows <= MAX_ROWS_SM90 or weight.shape[1] % turn.STEP or weight.order is not None:
+        return False
+    adapted = weight.adapters is not None and weight.adapters.selection.rows is not None
+    by_fragments = sm90_product.KERNELS[0] is sm90_fragments.SM90_BLOCK_FRAGMENTS
+    if adapted or not by_fragments or dtype.itemsize != HALF_BYTES:
+        return False
+    return all(
+        isinstance(part.format, PackedFormat)
+        and part.shape[0] % MULTIPLE == 0
+        and sm90_fragments.can_take_turned(device, part.format)
+        for part in weight.parts
+    )
+
+
+def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> Stored | None:
+    """The same by wgmma, part by part; None, and nothing done, where it cannot or would be slower.
 
     A norm is taken where the rows are turned for all parts.
     """
-    x, weight, out, norm, eps, room = operands
+    x, weight, out, norm, eps, room, next_weight, is_turned = operands
     num_rows = x.shape[0]
     if num_rows < MIN_ROWS_SM90 or (num_rows > MAX_ROWS_SM90 and not takes_any_rows(weight)):
-        return False
+        return None
     if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
-        return False
+        return None
     starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
-    turned = None if room is None else turn.place_of(x, room)
+    turned = x if is_turned else None if room is None else turn.place_of(x, room)
     if norm is not None:
         may_turn = num_rows >= sm90_fragments.MIN_TURNED_ROWS and turned is not None
         if not may_turn or not aligned(VECTOR_BYTES, x, norm):
-            return False
+            return None
+    turns = gated and next_weight is not None and takes_turned(device, next_weight, num_rows, x.dtype)
     products = [
         Sm90Operands(
             x=x,
@@ -267,26 +307,29 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
             out_itemsize=out.dtype.itemsize,
             out_stride=out.shape[1],
             turned=turned,
-            normed=norm is not None,
-            sums=None if room is None or turned is None else turn.room_behind(turned, room),
+            comes_turned=norm is not None or is_turned,
+            turns=turns,
+            sums=room if is_turned or turned is None or room is None else room[turned.nbytes :],
         )
         for part, start in zip(weight.parts, starts, strict=True)
     ]
     plans = [sm90_product.plan_of(device, product, gated=gated, accumulates=accumulates) for product in products]
     if None in plans:
-        return False
+        return None
     are_turned = [isinstance(plan, sm90_fragments.FragmentsPlan) and plan.turned for plan in plans]
+    if products[0].comes_turned and not all(are_turned):
+        return None
     if norm is not None:
         assert turned is not None
-        if not all(are_turned):
-            return False
         turn.launch_norm(device, x, norm, eps, turned)
-    elif turned is not None and any(are_turned):
+    elif any(are_turned) and not is_turned:
+        assert turned is not None
         turn.launch(device, x, turned)
     for product, plan in zip(products, plans, strict=True):
         assert plan is not None
         sm90_product.launch(device, product, plan, gated=gated, accumulates=accumulates)
-    return True
+    stores_turned = turns and isinstance(plans[0], sm90_fragments.FragmentsPlan)
+    return Stored.TURNED if stores_turned else Stored.AS_THEY_ARE
 
 
 def _launch(
@@ -299,7 +342,7 @@ def _launch(
     around: Around,
 ) -> None:
     """Some rows times the features of a part, which begin at `start`."""
-    x, weight, out, norm, eps, room = operands
+    x, weight, out, norm, eps, room = operands[:6]
     gated, accumulates, followed, follows = around
     assert isinstance(part.format, PackedFormat)
     features, in_features = part.shape

@@ -8,6 +8,7 @@ sums differ from those of `sm90_block_matmul_kernel` in their last bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -22,7 +23,7 @@ from tessera.engine.ops.cuda.quant.operands import Sm90Operands
 from tessera.engine.ops.cuda.quant.slices import MAX_SLICES, AddSlicesParams, nbytes_of
 from tessera.engine.ops.cuda.quant.slices import launch as launch_add_slices
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
-from tessera.engine.tensor import Tensor, float32
+from tessera.engine.tensor import float32
 
 
 class Sm90BlockFragmentsParams(NamedTuple):
@@ -38,6 +39,7 @@ class Sm90BlockFragmentsParams(NamedTuple):
     splits: Int32
     slices: Int32
     turned: Int32
+    turns: Int32
     stages: Int32
     accumulate: Int32
     silu_mul: Int32
@@ -78,12 +80,12 @@ declare_header(
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
 MIN_TURNED_ROWS = 33  # from which on the norm before a product turns its rows, and not each block that reads them
-L2_BYTES_PER_US = 53_000  # that a multiprocessor gets from L2, at least: what tiles of 128 x 128 read
-JOIN_US = 2.0  # of the sums of a cluster's blocks, for each but the first
-ADD_US, SUMS_BYTES_PER_US = 2.0, 3_000_000  # of slices' sums: the kernel that adds them, what is written and read
-TURN_US, TURNED_BYTES_PER_US = 1.3, 1_500_000  # of the kernel that turns x
-TILE_US = 1.0  # from one tile to the next
-STORE_US = 0.004  # of a token's sums
+# Microseconds, fitted to products of Q4_K on one H200 (`tests.bench.block_kernels Q4_K --kernels`, 2026-11-29).
+JOIN_US = 1.2  # of the sums of a cluster's blocks, for each but the first
+ADD_US, SUMS_BYTES_PER_US = 0.9, 3_400_000  # of slices' sums: the kernel that adds them, what is written and read
+TURN_US, TURNED_BYTES_PER_US = 1.5, 317_000  # of the kernel that turns x, which the product waits for
+TILE_US = 0.7  # from one tile to the next
+STORE_US = 0.014  # of a token's sums
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,13 @@ class FragmentsTile:
 
 
 # Variants, with the microseconds of a step whose operands are there: with x as blocks turn it, and as it comes turned.
-# Of Q4_K on one H200, from `tests.bench.block_kernels Q4_K --kernels --rows 64 256`, 2026-11-29.
 STEP_US = {
-    FragmentsTile(2, 32): (0.43, 0.38),
-    FragmentsTile(4, 32): (0.79, 0.66),
-    FragmentsTile(2, 64): (0.66, 0.46),
-    FragmentsTile(4, 64): (1.33, 0.84),
-    FragmentsTile(2, 128): (1.3, 0.77),
-    FragmentsTile(2, 256): (2.6, 1.55),
+    FragmentsTile(2, 32): (0.44, 0.36),
+    FragmentsTile(4, 32): (0.78, 0.61),
+    FragmentsTile(2, 64): (0.66, 0.44),
+    FragmentsTile(4, 64): (1.21, 0.78),
+    FragmentsTile(2, 128): (0.97, 0.55),
+    FragmentsTile(2, 256): (1.93, 1.05),
 }
 TILES = tuple(STEP_US)
 
@@ -136,14 +137,15 @@ TILES = tuple(STEP_US)
 class FragmentsProblem(NamedTuple):
     """What the choice of a plan depends on.
 
-    `turning_us`: of having x turned, by whether it is; without those that cannot be. Sums of up to `max_slices` slices
-    of k have room.
+    `turn_us`: what having x turned takes; None where it cannot be. `comes_turned`: it cannot be otherwise. Sums of up
+    to `max_slices` slices of k have room.
     """
 
     num_rows: int
     out_features: int
     in_features: int
-    turning_us: dict[bool, float]
+    turn_us: float | None
+    comes_turned: bool
     max_slices: int
 
 
@@ -174,19 +176,20 @@ class FragmentsPlan:
         """Tiles that cover the product."""
         return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features)
 
-    def cost(self, problem: FragmentsProblem, at_once: int, format: PackedFormat) -> float:
+    def cost(self, problem: FragmentsProblem, at_once: int) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(problem.num_rows, problem.out_features), max(at_once // self.slices, 1))
         steps = ceil_div(ceil_div(problem.in_features, PAIR), self.blocks) * (PAIR // STEP)
         storing = STORE_US * min(problem.num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
-        read = self.tile.stage_bytes + self.tile.features * STEP * format.lane_words / 8
-        step = max(STEP_US[self.tile][self.turned], read / L2_BYTES_PER_US)
-        us = problem.turning_us[self.turned] + rounds * (steps * step + TILE_US + storing)
+        us = rounds * (steps * STEP_US[self.tile][self.turned] + TILE_US + storing)
+        if self.turned:
+            us += problem.turn_us or 0.0
         if self.slices > 1:
             us += ADD_US + nbytes_of(self.slices, problem.num_rows, problem.out_features) / SUMS_BYTES_PER_US
         return us
 
 
+@lru_cache(4096)
 def choose_plan(
     problem: FragmentsProblem, clusters_at_once: tuple[int, ...], format: PackedFormat, max_shared_bytes: int
 ) -> FragmentsPlan | None:
@@ -194,23 +197,22 @@ def choose_plan(
     pairs = ceil_div(problem.in_features, PAIR)
     divisions = [(splits, 1) for splits in range(1, 1 + min(MAX_CLUSTER, pairs)) if clusters_at_once[splits - 1]]
     divisions += [(1, slices) for slices in range(2, 1 + min(MAX_SLICES, problem.max_slices, pairs))]
+    orders = [
+        turned for turned in (False, True) if (problem.turn_us is not None if turned else not problem.comes_turned)
+    ]
     plans = [
         plan
         for tile in STEP_US
         for splits, slices in divisions
-        for turned in problem.turning_us
+        for turned in orders
         if (plan := FragmentsPlan(tile, splits, slices, turned)).stages(format, max_shared_bytes) >= MIN_STAGES
     ]
-
-    def cost(plan: FragmentsPlan) -> float:
-        return plan.cost(problem, clusters_at_once[plan.splits - 1], format)
-
-    return min(plans, key=cost, default=None)
+    return min(plans, key=lambda plan: plan.cost(problem, clusters_at_once[plan.splits - 1]), default=None)
 
 
-def turn_us(x: Tensor) -> float:
-    """Microseconds of the kernel that turns x."""
-    return TURN_US + x.nbytes / TURNED_BYTES_PER_US
+def can_take_turned(device: CudaDevice, format: PackedFormat) -> bool:
+    """Whether some variant multiplies turned rows by weights of this format."""
+    return any(FragmentsPlan(tile).stages(format, device.max_shared_bytes) >= MIN_STAGES for tile in TILES)
 
 
 def plan_of(device: CudaDevice, operands: Sm90Operands, *, gated: bool) -> FragmentsPlan | None:
@@ -219,12 +221,14 @@ def plan_of(device: CudaDevice, operands: Sm90Operands, *, gated: bool) -> Fragm
     assert isinstance(part.format, PackedFormat)
     num_rows, features = x.shape[0], part.shape[0]
     room = 0 if gated or operands.sums is None else operands.sums.nbytes
-    if operands.turned is None:
-        turning_us = {False: 0.0}
-    else:
-        turning_us = {True: 0.0} if operands.normed else {False: 0.0, True: turn_us(x)}
+    turn_us = 0.0 if operands.comes_turned else TURN_US + x.nbytes / TURNED_BYTES_PER_US
     problem = FragmentsProblem(
-        num_rows, features, x.shape[1], turning_us, max_slices=room // nbytes_of(1, num_rows, features)
+        num_rows=num_rows,
+        out_features=features,
+        in_features=x.shape[1],
+        turn_us=None if operands.turned is None else turn_us,
+        comes_turned=operands.comes_turned,
+        max_slices=room // nbytes_of(1, num_rows, features),
     )
     clusters = count_clusters_at_once(device, cuda_type(x.dtype))
     return choose_plan(problem, clusters, part.format, device.max_shared_bytes)
@@ -280,6 +284,7 @@ def _launch_product(
         splits=plan.splits,
         slices=plan.slices,
         turned=plan.turned,
+        turns=operands.turns,
         stages=stages,
     )
     template = plan.template(cuda_type(x.dtype), operands.out_dtype, part.format)

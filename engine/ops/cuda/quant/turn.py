@@ -64,11 +64,6 @@ def place_of(x: Tensor, room: Tensor) -> Tensor | None:
     return Tensor(room.buffer, (rows, ceil_div(columns, STEP) * STEP), x.dtype, room.offset)
 
 
-def room_behind(turned: Tensor, room: Tensor) -> Tensor:
-    """What of the room such a place leaves."""
-    return room[turned.nbytes :]
-
-
 def launch(device: CudaDevice, x: Tensor, out: Tensor) -> None:
     """Turn x into the place that is for it."""
     rows, columns = x.shape
