@@ -405,7 +405,7 @@ def test_a_gate_turns_its_rows_for_the_next_product(dtype: np.dtype[Any], m: int
     down, _ = mixed_weight(cuda_ops.device, dtype, [name], [columns], inner)
     cuda_ops.reserve_linear([up, down], np.dtype(dtype))
     x, norm = (
-        from_numpy(random_array(seed, shape, dtype), cuda_ops.device)
+        from_numpy(random_array(seed, shape, dtype, 1 / 64), cuda_ops.device)
         for seed, shape in ((20, (m, columns)), (21, (columns,)))
     )
     results = []

@@ -81,6 +81,7 @@ STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes c
 MIN_STAGES = 2
 MIN_TURNED_ROWS = 33  # from which on the norm before a product turns its rows, and not each block that reads them
 # Microseconds, fitted to products of Q4_K on one H200 (`tests.bench.block_kernels Q4_K --kernels`, 2026-11-29).
+L2_BYTES_PER_US = 62_000  # that a multiprocessor gets from L2 where all read
 JOIN_US = 1.2  # of the sums of a cluster's blocks, for each but the first
 ADD_US, SUMS_BYTES_PER_US = 0.9, 3_400_000  # of slices' sums: the kernel that adds them, what is written and read
 TURN_US, TURNED_BYTES_PER_US = 1.5, 317_000  # of the kernel that turns x, which the product waits for
@@ -176,12 +177,14 @@ class FragmentsPlan:
         """Tiles that cover the product."""
         return ceil_div(num_rows, self.tile.tokens) * ceil_div(out_features, self.tile.features)
 
-    def cost(self, problem: FragmentsProblem, at_once: int) -> float:
+    def cost(self, problem: FragmentsProblem, at_once: int, format: PackedFormat) -> float:
         """Microseconds beyond what every plan takes, where `at_once` clusters run at a time."""
         rounds = ceil_div(self.count(problem.num_rows, problem.out_features), max(at_once // self.slices, 1))
         steps = ceil_div(ceil_div(problem.in_features, PAIR), self.blocks) * (PAIR // STEP)
         storing = STORE_US * min(problem.num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
-        us = rounds * (steps * STEP_US[self.tile][self.turned] + TILE_US + storing)
+        read = self.tile.stage_bytes + self.tile.features * STEP * format.lane_words / 8
+        step = max(STEP_US[self.tile][self.turned], read / L2_BYTES_PER_US)
+        us = rounds * (steps * step + TILE_US + storing)
         if self.turned:
             us += problem.turn_us or 0.0
         if self.slices > 1:
@@ -207,7 +210,7 @@ def choose_plan(
         for turned in orders
         if (plan := FragmentsPlan(tile, splits, slices, turned)).stages(format, max_shared_bytes) >= MIN_STAGES
     ]
-    return min(plans, key=lambda plan: plan.cost(problem, clusters_at_once[plan.splits - 1]), default=None)
+    return min(plans, key=lambda plan: plan.cost(problem, clusters_at_once[plan.splits - 1], format), default=None)
 
 
 def can_take_turned(device: CudaDevice, format: PackedFormat) -> bool:
