@@ -82,6 +82,7 @@ MIN_STAGES = 2
 MIN_TURNED_ROWS = 33  # from which on the norm before a product turns its rows, and not each block that reads them
 # Microseconds, fitted to products of Q4_K on one H200 (`tests.bench.block_kernels Q4_K --kernels`, 2026-11-29).
 L2_BYTES_PER_US = 62_000  # that a multiprocessor gets from L2 where all read
+PRODUCTS_PER_US = 3_150_000  # of a multiprocessor where all multiply
 JOIN_US = 1.2  # of the sums of a cluster's blocks, for each but the first
 ADD_US, SUMS_BYTES_PER_US = 0.9, 3_400_000  # of slices' sums: the kernel that adds them, what is written and read
 TURN_US, TURNED_BYTES_PER_US = 1.5, 317_000  # of the kernel that turns x, which the product waits for
@@ -125,10 +126,10 @@ class FragmentsTile:
 
 # Variants, with the microseconds of a step whose operands are there: with x as blocks turn it, and as it comes turned.
 STEP_US = {
-    FragmentsTile(2, 32): (0.44, 0.36),
-    FragmentsTile(4, 32): (0.78, 0.61),
-    FragmentsTile(2, 64): (0.66, 0.44),
-    FragmentsTile(4, 64): (1.21, 0.78),
+    FragmentsTile(2, 32): (0.44, 0.38),
+    FragmentsTile(4, 32): (0.78, 0.65),
+    FragmentsTile(2, 64): (0.66, 0.46),
+    FragmentsTile(4, 64): (1.21, 0.88),
     FragmentsTile(2, 128): (0.97, 0.55),
     FragmentsTile(2, 256): (1.93, 1.05),
 }
@@ -183,7 +184,8 @@ class FragmentsPlan:
         steps = ceil_div(ceil_div(problem.in_features, PAIR), self.blocks) * (PAIR // STEP)
         storing = STORE_US * min(problem.num_rows, self.tile.tokens) + JOIN_US * (self.splits - 1)
         read = self.tile.stage_bytes + self.tile.features * STEP * format.lane_words / 8
-        step = max(STEP_US[self.tile][self.turned], read / L2_BYTES_PER_US)
+        products = self.tile.features * self.tile.tokens * STEP
+        step = max(STEP_US[self.tile][self.turned], read / L2_BYTES_PER_US, products / PRODUCTS_PER_US)
         us = rounds * (steps * step + TILE_US + storing)
         if self.turned:
             us += problem.turn_us or 0.0
