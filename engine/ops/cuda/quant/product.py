@@ -292,11 +292,11 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
         return None
     starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
     turned = x if is_turned else None if room is None else turn.place_of(x, room)
-    if norm is not None:
-        may_turn = num_rows >= sm90_fragments.MIN_TURNED_ROWS and turned is not None
-        if not may_turn or not aligned(VECTOR_BYTES, x, norm):
-            return None
-    turns = gated and next_weight is not None and takes_turned(device, next_weight, num_rows, x.dtype)
+    if norm is not None and (turned is None or not aligned(VECTOR_BYTES, x, norm)):
+        return None
+    turns = False
+    if gated and next_weight is not None and aligned(VECTOR_BYTES, out):
+        turns = takes_turned(device, next_weight, num_rows, x.dtype)
     products = [
         Sm90Operands(
             x=x,

@@ -79,7 +79,6 @@ declare_header(
 
 STEP, PAIR = 128, 256  # elements along k that are multiplied, and whose codes come, at a time
 MIN_STAGES = 2
-MIN_TURNED_ROWS = 33  # from which on the norm before a product turns its rows, and not each block that reads them
 # Microseconds, fitted to products of Q4_K on one H200 (`tests.bench.block_kernels Q4_K --kernels`, 2026-11-29).
 L2_BYTES_PER_US = 62_000  # that a multiprocessor gets from L2 where all read
 PRODUCTS_PER_US = 3_150_000  # of a multiprocessor where all multiply
