@@ -33,7 +33,6 @@ def main() -> None:
     parser.add_argument("--as", dest="part", help="part of models.json that the loads become")
     parser.add_argument("--label", help="of that part: the model and what is special about it")
     parser.add_argument("--command", help="of that part: what was run after `python -m tests.bench --only loads`")
-    parser.add_argument("--gpus", type=int, default=1, help="of that part: how many read the weights (default: 1)")
     parser.add_argument("--commit", help="what was measured (default: the current one)")
     options = parser.parse_args()
     measured = json.loads(options.bench.read_text())
@@ -75,8 +74,6 @@ def record_model(options: argparse.Namespace, loads: list[dict[str, Any]], commi
     for row in loads:
         names = MODEL_FIGURES if row["stream"] else NOT_STREAMED
         found = {key: row[key] if key in SHAPE else _rounded(row[key]) for key in names}
-        if "weight_read_share" in found:
-            found["weight_read_share"] = _rounded(row["weight_read_share"] / options.gpus)
         earlier = kept.get(tuple(found.get(key) for key in SHAPE if key in found), {})
         part["rows"].append({**earlier, **found})
     path.write_text(dumps(figures))

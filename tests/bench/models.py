@@ -145,8 +145,14 @@ def kv_block_bytes(folder: str, block_size: int, device: str) -> int:
     return block_bytes(load_config(Path(folder)), block_size, KVFormat(dtype))
 
 
-def decode_bytes(name: str, streams: int = 1) -> int:
-    """Bytes of weights that one decode step of so many tokens must read: all but an untied embedding table."""
+BITS = {None: 16.0, "fp8": 8.0, "int4": 4.25}  # of an element of a layer, by the server's option
+
+
+def decode_bytes(name: str, streams: int = 1, quantization: str | None = None) -> int:
+    """Bytes of weights that one decode step of so many tokens must read: all but an untied embedding table.
+
+    `quantization`: of a dense model's layers, as the server's option names it.
+    """
     if name in MIXTURES:
         return mixture_decode_bytes(MIXTURES[name], streams)
     config = DENSE[name]
@@ -154,4 +160,4 @@ def decode_bytes(name: str, streams: int = 1) -> int:
     attention = hidden * config["head_dim"] * (2 * heads + 2 * kv_heads)
     layer = attention + 3 * hidden * config["intermediate_size"]
     head = config["vocab_size"] * hidden
-    return int(2 * (config["num_hidden_layers"] * layer + head))
+    return int(BITS[quantization] / 8 * config["num_hidden_layers"] * layer + 2 * head)

@@ -132,19 +132,26 @@ def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
     return path if path.exists() else write_gguf_model(path, name.removesuffix(GGUF)), ("--served-model-name", name)
 
 
-def step_bytes(name: str, streams: int) -> int:
-    """Of weights that one decode step must read."""
+def step_bytes(name: str, streams: int, quantization: str | None = None) -> int:
+    """Of weights that one decode step must read; `quantization` as the server's option says."""
     if name.endswith(FP8):
         return fp8_decode_bytes(name.removesuffix(FP8))
-    return gguf_decode_bytes(name.removesuffix(GGUF)) if name.endswith(GGUF) else decode_bytes(name, streams)
+    if name.endswith(GGUF):
+        return gguf_decode_bytes(name.removesuffix(GGUF))
+    return decode_bytes(name, streams, quantization)
 
 
-def sharing_gpus(arguments: Sequence[str]) -> int:
-    """GPUs that share the model, and read its weights side by side, by the server's arguments."""
-    option = "--tensor-parallel-size"
+def option_of(arguments: Sequence[str], option: str) -> str | None:
+    """The value of a server's option, if it is given."""
     values = [value for name, value in pairwise(arguments) if name == option]
     values += [name.partition("=")[2] for name in arguments if name.startswith(f"{option}=")]
-    return int(values[-1]) if values else 1
+    return values[-1] if values else None
+
+
+def floor_seconds(name: str, streams: int, arguments: Sequence[str]) -> float:
+    """In which the weights of one decode step can be read, by all GPUs that share the model."""
+    num_gpus = int(option_of(arguments, "--tensor-parallel-size") or 1)
+    return step_bytes(name, streams, option_of(arguments, "--quantization")) / (READ_BANDWIDTH * num_gpus)
 
 
 def measure(
@@ -157,7 +164,7 @@ def measure(
     log = log_folder / f"serve-{name}.log"
     with model_server(name, loads, work, log, *arguments, checkout=checkout) as (url, ready_seconds):
         return [
-            {"ready_seconds": ready_seconds, **measure_load(url, name, load, number, sharing_gpus(arguments))}
+            {"ready_seconds": ready_seconds, **measure_load(url, name, load, number, arguments)}
             for number, load in enumerate(loads)
         ]
 
@@ -172,8 +179,8 @@ def model_server(
     return server(folder, log, *options, checkout=checkout)
 
 
-def measure_load(url: str, name: str, load: Load, number: int, num_gpus: int = 1) -> dict[str, Any]:
-    """Run a load after one short warm-up. `number`: of those that a server is given."""
+def measure_load(url: str, name: str, load: Load, number: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Run a load after one short warm-up. `number`: of those that a server is given; `arguments`: the server's."""
     # Seeds of their own: what one load has left in the prefix cache must not serve the next.
     seeds = 2 * number, 2 * number + 1
     warm_up = RandomWorkload(load.concurrency, load.input_len, min(load.output_len, 8), 100_000, seed=seeds[0])
@@ -181,7 +188,7 @@ def measure_load(url: str, name: str, load: Load, number: int, num_gpus: int = 1
     run_load(url, name, warm_up, arrival, stream=load.stream)
     workload = RandomWorkload(load.num_prompts, load.input_len, load.output_len, 100_000, seed=seeds[1])
     summary = run_load(url, name, workload, arrival, stream=load.stream)
-    floor = step_bytes(name, load.concurrency) / (READ_BANDWIDTH * num_gpus)
+    floor = floor_seconds(name, load.concurrency, arguments)
     return {
         "model": name,
         "concurrency": load.concurrency,

@@ -6,7 +6,9 @@ import math
 from typing import Any
 
 from tests.bench.compare import beyond_error, compared
-from tests.bench.serve import sharing_gpus
+from tests.bench.serve import floor_seconds
+
+TWO_GPUS = (("--tensor-parallel-size", "2"), ("--tensor-parallel-size=2",))
 
 
 def row(throughput: float, ttft: float) -> dict[str, Any]:
@@ -40,7 +42,10 @@ def test_a_change_counts_as_far_as_it_is_beyond_two_standard_errors() -> None:
     assert beyond_error(later) == 0, "10 and 30 ms of one commit say nothing"
 
 
-def test_gpus_that_share_a_model_read_its_weights_side_by_side() -> None:
-    assert sharing_gpus(("--kv-cache-dtype", "fp8")) == 1
-    assert sharing_gpus(("--tensor-parallel-size", "2")) == sharing_gpus(("--tensor-parallel-size=2",)) == 2
-    assert sharing_gpus(("--data-parallel-size", "2")) == 1, "each engine reads all of them"
+def test_the_floor_is_of_the_weights_that_a_server_reads() -> None:
+    whole = floor_seconds("llama-8b", 1, ("--kv-cache-dtype", "fp8"))
+    shared = [floor_seconds("llama-8b", 1, arguments) for arguments in TWO_GPUS]
+    assert shared == [whole / 2] * 2
+    assert floor_seconds("llama-8b", 1, ("--data-parallel-size", "2")) == whole, "each engine reads all of them"
+    rates = [1 / floor_seconds("llama-8b", 1, ("--quantization", scheme)) for scheme in ("fp8", "int4")]
+    assert 1 / whole < 300 < rates[0] < 600 < rates[1] < 1000
