@@ -27,6 +27,7 @@ request_logger = logging.getLogger("tessera.request")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left before the response began
 MAX_PATH_LENGTH = 200
 MAX_CLIENT_ID_LENGTH = 512
+TASK_PREFIX = "request: "  # of the names of tasks that answer one
 LINES_AT_A_TIME = 4  # in one pass of the event loop; each takes about a tenth of a millisecond
 QUIET_PATHS = frozenset(
     {"/", "/health", "/ready", "/version", "/metrics", "/status.json", "/status/history.json"}
@@ -109,6 +110,19 @@ class RequestLog:
                 asyncio.get_running_loop().call_soon(self._write_some)
 
 
+def name_task(method: str, path: str) -> None:
+    """Name the task that runs now after the request that it answers."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.set_name(f"{TASK_PREFIX}{method} {path[:MAX_PATH_LENGTH]}")
+
+
+def request_of(task: asyncio.Task[Any] | None) -> str | None:
+    """The request after which a task is named."""
+    name = "" if task is None else task.get_name()
+    return name.removeprefix(TASK_PREFIX) if name.startswith(TASK_PREFIX) else None
+
+
 class RequestIdMiddleware:
     """Names each request in `x-request-id`, echoes the client's own id, and turns faults into a plain 500.
 
@@ -131,6 +145,7 @@ class RequestIdMiddleware:
         trace = trace_of(scope)
         path = scope["path"]
         trace.context = {"id": request_id, **_caller(scope), **trace.context}
+        name_task(scope["method"], path)
         request_context.set(trace.context)  # to the end of the request's task: uvicorn may have something to add
         trace.dialect = next((dialect for dialect in self._dialects if dialect.paths.match(path)), OPENAI)
         client_id = _echoed_client_id(scope)

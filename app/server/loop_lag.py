@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tessera.app.http.access_log import request_of
 from tessera.engine.contract.stalls import (
     OLDEST_LOOK,
     Stall,
@@ -94,7 +95,7 @@ class LoopLag:
             return
         sight = self._before
         if not self._signed.wait(self._limit):
-            seen = sight_of(self._ident)
+            seen = sight_of(self._ident, request_of(asyncio.current_task(self._loop)))
             if not self._signed.is_set():
                 sight = seen
         while not self._signed.wait(PATIENCE):

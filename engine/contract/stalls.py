@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tessera.engine.contract.logs import request_fields
 
@@ -33,7 +33,7 @@ class Stall:
     Attributes:
         seconds: from its beginning to its end.
         own_seconds: the same without the time in which the machine ran other programs; see `stall_of`.
-        request: the request that was worked on, if the stack tells.
+        request: the request that was worked on, if it is known.
         stack: the innermost frames, the last innermost, when the limit had passed; empty if the turn ended before
             the watch could look.
         others: what other threads of Python computed meanwhile, and where they were then or soon after: one of them
@@ -110,7 +110,7 @@ class Sight:
     """Stacks and times of the threads of Python, at a moment of a stall or before it.
 
     Attributes:
-        request: that the held-up thread works on, if its frames tell.
+        request: that the held-up thread works on, if it is known.
         stack: its innermost frames; empty if it was not held up yet.
         others: the other threads' frames, by their idents.
         is_late: the watch could not run for a while before.
@@ -123,14 +123,18 @@ class Sight:
     is_late: bool = False
 
 
-def sight_of(ident: int) -> Sight:
-    """The stacks of a thread that is held up and of all others but the caller's, and the times of all."""
+def sight_of(ident: int, request: str | None = None) -> Sight:
+    """The stacks of a thread that is held up and of all others but the caller's, and the times of all.
+
+    What stands in the frames' variables is not looked at: they belong to threads that run, and before Python 3.13 that
+    can end the process.
+    """
     times = _times_of_threads()
     frames = sys._current_frames()
     frame = frames.pop(ident, None)
     frames.pop(threading.get_ident(), None)
     others = {each: _lines_of(its) for each, its in frames.items()}
-    return Sight(_request_in(frame), _lines_of(frame), others, times)
+    return Sight(request, _lines_of(frame), others, times)
 
 
 def sight_before() -> Sight:
@@ -196,9 +200,13 @@ class StallWatch:
         thread: what the reports call the watched thread, which makes this object.
         limit: seconds that a turn may take; 0 watches nothing, and `begin` and `end` still measure.
         report: called in the watched thread.
+
+    Attributes:
+        request: that the watched thread works on, where it says so.
     """
 
     def __init__(self, thread: str, limit: float, report: Callable[[Stall], None] = log_stall) -> None:
+        self.request: str | None = None
         self._thread = thread
         self._limit = limit
         self._report = report
@@ -264,7 +272,7 @@ class StallWatch:
                 looked = time.perf_counter()
             if began is None or self._seen is not None or time.perf_counter() - began + self._before <= self._limit:
                 continue
-            found = replace(sight_of(self._ident), is_late=is_late)
+            found = replace(sight_of(self._ident, self.request), is_late=is_late)
             if self._began == began:  # still the same turn
                 self._seen = found
         if self._clock is not None:
@@ -279,18 +287,3 @@ def _lines_of(frame: FrameType | None) -> tuple[str, ...]:
         lines.append(f"{os.path.basename(code.co_filename)}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
     return tuple(reversed(lines))
-
-
-def _request_in(frame: FrameType | None) -> str | None:
-    """The request of the innermost frame that has one: an ASGI scope, or a message to the engine."""
-    while frame is not None:
-        variables: dict[str, Any] = frame.f_locals
-        scope = variables.get("scope")
-        if isinstance(scope, dict) and "path" in scope:
-            return f"{scope.get('method')} {str(scope['path'])[:200]}"
-        for name in ("message", "request", "sequence"):
-            request_id = getattr(variables.get(name), "request_id", None)
-            if isinstance(request_id, str):
-                return request_id
-        frame = frame.f_back
-    return None

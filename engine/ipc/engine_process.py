@@ -264,6 +264,7 @@ class EngineProcess:
 
     def _receive(self, core: Core) -> None:
         """Take messages for at most RECEIVE_SECONDS, so that a flood of them never holds up the steps for long."""
+        assert self._engine is not None
         deadline = time.monotonic() + RECEIVE_SECONDS
         while time.monotonic() < deadline:
             received = self._listener.receive()
@@ -275,7 +276,9 @@ class EngineProcess:
             except (ValueError, msgspec.MsgspecError) as error:
                 logger.warning("ignored a malformed message: %s", error)
                 continue
+            self._engine.turns.work_on(getattr(message, "request_id", None))
             self._handle(core, client, message)
+            self._engine.turns.work_on(None)
 
     def _handle(self, core: Core, client: bytes, message: ClientMessage) -> None:
         assert self._engine is not None

@@ -37,6 +37,10 @@ class Turns(CollectorRegistry):
     def end(self) -> None:
         self.gap.observe(self._watch.end())
 
+    def work_on(self, request_id: str | None) -> None:
+        """Until the next call the turn is that request's."""
+        self._watch.request = request_id
+
     def begin_computation(self) -> None:
         self._watch.pause()
 

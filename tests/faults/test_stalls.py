@@ -8,10 +8,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from tessera.app.http.access_log import name_task
 from tessera.app.http.counts import HttpCounts
 from tessera.app.server.loop_lag import LoopLag
 from tessera.engine.contract import stalls as stalls_module
@@ -37,7 +37,8 @@ def compute(seconds: float) -> None:
         pass
 
 
-async def endpoint(scope: dict[str, Any], work: Callable[[], None]) -> None:
+async def endpoint(work: Callable[[], None]) -> None:
+    name_task("POST", "/v1/slow")
     work()
 
 
@@ -52,7 +53,7 @@ def lags_of(work: Callable[[], None]) -> tuple[list[Stall], list[float]]:
         deadline = time.monotonic() + PATIENCE
         while not lags and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
-        await endpoint({"path": "/v1/slow", "method": "POST"}, work)
+        await endpoint(work)
         num_before = len(lags)
         while len(lags) < num_before + 2 and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
@@ -162,8 +163,9 @@ def test_fault_stalls_a_turn_of_the_engine_counts_without_its_computation() -> N
     assert turns.gap.total < LONG
 
     turns.begin()
-    request = Request("r1")
-    receive(request)
+    turns.work_on("r1")
+    hold_up(LONG)
+    turns.work_on(None)
     turns.end()
     turns.close()
     assert stalls[-1].request == "r1"
@@ -186,15 +188,6 @@ def test_fault_stalls_what_the_engine_computes_in_pauses_is_none_of_its_own() ->
     (stall,) = stalls
     assert stall.seconds >= 2 * LIMIT
     assert stall.own_seconds < LIMIT
-
-
-class Request:
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-
-
-def receive(message: Request) -> None:
-    hold_up(LONG)
 
 
 def test_fault_stalls_time_that_no_thread_computed_is_the_machines() -> None:
