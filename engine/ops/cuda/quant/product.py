@@ -279,6 +279,12 @@ def takes_turned(device: CudaDevice, weight: LinearWeight, num_rows: int, dtype:
     )
 
 
+def _room_of(x: Tensor, room: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Where x may be turned, and what is left for the sums of slices."""
+    turned = None if room is None else turn.place_of(x, room)
+    return turned, room if room is None or turned is None else room[turned.nbytes :]
+
+
 def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: bool, accumulates: bool) -> Stored | None:
     """The same by wgmma, part by part; None, and nothing done, where it cannot or would be slower.
 
@@ -291,7 +297,7 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
     if x.dtype.itemsize != HALF_BYTES or (gated and (len(weight.parts) > 1 or weight.bias is not None)):
         return None
     starts = list(itertools.accumulate((part.shape[0] for part in weight.parts), initial=0))[:-1]
-    turned = x if is_turned else None if room is None else turn.place_of(x, room)
+    turned, sums = (x, room) if is_turned else _room_of(x, room)
     if norm is not None and (turned is None or not aligned(VECTOR_BYTES, x, norm)):
         return None
     turns = False
@@ -309,7 +315,7 @@ def _launch_many_rows(device: CudaDevice, operands: BlockOperands, *, gated: boo
             turned=turned,
             comes_turned=norm is not None or is_turned,
             turns=turns,
-            sums=room if is_turned or turned is None or room is None else room[turned.nbytes :],
+            sums=sums,
         )
         for part, start in zip(weight.parts, starts, strict=True)
     ]

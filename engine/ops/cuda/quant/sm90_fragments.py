@@ -201,9 +201,9 @@ def choose_plan(
     pairs = ceil_div(problem.in_features, PAIR)
     divisions = [(splits, 1) for splits in range(1, 1 + min(MAX_CLUSTER, pairs)) if clusters_at_once[splits - 1]]
     divisions += [(1, slices) for slices in range(2, 1 + min(MAX_SLICES, problem.max_slices, pairs))]
-    orders = [
-        turned for turned in (False, True) if (problem.turn_us is not None if turned else not problem.comes_turned)
-    ]
+    orders = [] if problem.comes_turned else [False]
+    if problem.turn_us is not None:
+        orders.append(True)
     plans = [
         plan
         for tile in STEP_US
