@@ -23,7 +23,7 @@ NUM_REQUESTS = 60
 
 @contextmanager
 def garbage() -> Iterator[list[Any]]:
-    """What collections find from now on. What there is before is freed: if it were kept, each would find it again."""
+    """Objects that the collector finds inside the `with`. Earlier garbage is freed first, or it would be found again."""
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:

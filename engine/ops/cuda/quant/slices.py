@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InT, Int32, OutOut
+from tessera.engine.formats import WeightPart
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, ceil_div
 from tessera.engine.tensor import Tensor, float32
 
@@ -43,8 +44,37 @@ def nbytes_of(slices: int, rows: int, features: int) -> int:
     return slices * rows * features * float32.itemsize
 
 
-def launch(device: CudaDevice, params: AddSlicesParams, dtype: str, out_dtype: str) -> None:
-    grid = (ceil_div(params.features, THREADS * COLUMNS), params.num_rows, 1)
+class Operands(Protocol):
+    """A product's, whichever kernel has computed its slices."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def part(self) -> WeightPart: ...
+    @property
+    def bias(self) -> Tensor | None: ...
+    @property
+    def out(self) -> int: ...
+    @property
+    def out_stride(self) -> int: ...
+
+
+def launch(
+    device: CudaDevice, operands: Operands, slices: int, sums: int, dtype: str, out_dtype: str, *, accumulates: bool
+) -> None:
+    """Submit the end of a product: float32 `sums` [slices, M, N], bias and, if it accumulates, `out` added up."""
+    num_rows, features = operands.x.shape[0], operands.part.shape[0]
+    params = AddSlicesParams(
+        sums=sums,
+        bias=operands.bias,
+        out=operands.out,
+        num_rows=num_rows,
+        features=features,
+        slices=slices,
+        out_stride=operands.out_stride,
+        accumulate=accumulates,
+    )
+    grid = (ceil_div(features, THREADS * COLUMNS), num_rows, 1)
     device.launch(ADD_SLICES, (dtype, out_dtype), LaunchConfig(grid, (THREADS, 1, 1)), params)
 
 

@@ -20,7 +20,7 @@ from tessera.engine.formats import PackedFormat
 from tessera.engine.ops.cuda.linear.sm90 import BARRIER_BYTES, MAX_CLUSTER, count_clusters_at_once
 from tessera.engine.ops.cuda.linear.sm90_kernels import WGMMA_M
 from tessera.engine.ops.cuda.quant.operands import Sm90Operands
-from tessera.engine.ops.cuda.quant.slices import MAX_SLICES, AddSlicesParams, nbytes_of
+from tessera.engine.ops.cuda.quant.slices import MAX_SLICES, nbytes_of
 from tessera.engine.ops.cuda.quant.slices import launch as launch_add_slices
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARPGROUP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import float32
@@ -136,10 +136,10 @@ TILES = tuple(STEP_US)
 
 
 class FragmentsProblem(NamedTuple):
-    """What the choice of a plan depends on.
+    """A product, as `choose_plan` sees it.
 
-    `turn_us`: what having x turned takes; None where it cannot be. `comes_turned`: it cannot be otherwise. Sums of up
-    to `max_slices` slices of k have room.
+    `turn_us`: of the kernel that turns x, 0 where another has done it; None where x cannot be turned. `comes_turned`: x
+    is always turned. Sums of up to `max_slices` slices of k have room.
     """
 
     num_rows: int
@@ -187,7 +187,8 @@ class FragmentsPlan:
         step = max(STEP_US[self.tile][self.turned], read / L2_BYTES_PER_US, products / PRODUCTS_PER_US)
         us = rounds * (steps * step + TILE_US + storing)
         if self.turned:
-            us += problem.turn_us or 0.0
+            assert problem.turn_us is not None
+            us += problem.turn_us
         if self.slices > 1:
             us += ADD_US + nbytes_of(self.slices, problem.num_rows, problem.out_features) / SUMS_BYTES_PER_US
         return us
@@ -243,28 +244,19 @@ def launch(device: CudaDevice, operands: Sm90Operands, plan: FragmentsPlan, *, g
     if plan.slices == 1:
         _launch_product(device, operands, plan, gated=gated, accumulates=accumulates)
         return
-    num_rows, features = operands.x.shape[0], operands.part.shape[0]
     assert operands.sums is not None
     assert not gated
-    sums = operands._replace(
+    sums = operands.sums.pointer
+    sliced = operands._replace(
         bias=None,
-        out=operands.sums.pointer,
+        out=sums,
         out_dtype=C_TYPE_NAMES[float32],
         out_itemsize=float32.itemsize,
-        out_stride=features,
+        out_stride=operands.part.shape[0],
     )
-    _launch_product(device, sums, plan, gated=False, accumulates=False)
-    params = AddSlicesParams(
-        sums=sums.out,
-        bias=operands.bias,
-        out=operands.out,
-        num_rows=num_rows,
-        features=features,
-        slices=plan.slices,
-        out_stride=operands.out_stride,
-        accumulate=accumulates,
-    )
-    launch_add_slices(device, params, cuda_type(operands.x.dtype), operands.out_dtype)
+    _launch_product(device, sliced, plan, gated=False, accumulates=False)
+    dtype = cuda_type(operands.x.dtype)
+    launch_add_slices(device, operands, plan.slices, sums, dtype, operands.out_dtype, accumulates=accumulates)
 
 
 def _launch_product(

@@ -14,7 +14,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InT, Int32, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import SWIZZLE_BYTES, lines_map, words_map
 from tessera.engine.formats import KERNEL_FORMATS, PackedFormat, WeightPart
-from tessera.engine.ops.cuda.quant.slices import MAX_SLICES, AddSlicesParams
+from tessera.engine.ops.cuda.quant.slices import MAX_SLICES
 from tessera.engine.ops.cuda.quant.slices import launch as launch_add_slices
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES, HALF_BYTES, WARP_SIZE, ceil_div
 from tessera.engine.tensor import Tensor, float32
@@ -170,20 +170,9 @@ def launch_slices(
     device: CudaDevice, operands: RowsOperands, dtype: str, out_dtype: str, slices: int, sums: int, *, accumulates: bool
 ) -> None:
     """Submit the product with k cut into slices as `count_slices` has said; float32 `sums` [slices, M, N] are room."""
-    num_rows, features = operands.x.shape[0], operands.part.shape[0]
-    sliced = operands._replace(bias=None, out=sums, out_stride=features)
+    sliced = operands._replace(bias=None, out=sums, out_stride=operands.part.shape[0])
     launch(device, sliced, dtype, C_TYPE_NAMES[float32], gated=False, accumulates=False, slices=slices)
-    params = AddSlicesParams(
-        sums=sums,
-        bias=operands.bias,
-        out=operands.out,
-        num_rows=num_rows,
-        features=features,
-        slices=slices,
-        out_stride=operands.out_stride,
-        accumulate=accumulates,
-    )
-    launch_add_slices(device, params, dtype, out_dtype)
+    launch_add_slices(device, operands, slices, sums, dtype, out_dtype, accumulates=accumulates)
 
 
 def launch(
