@@ -23,7 +23,7 @@ NUM_REQUESTS = 60
 
 @contextmanager
 def garbage() -> Iterator[list[Any]]:
-    """Objects that the collector finds inside the `with`. Earlier garbage is freed first, or it would be found again."""
+    """Objects that the collector finds inside the `with`. Earlier garbage is freed first, or it would be found too."""
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
