@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tests.sanitizers.reports import Report, reports_of
@@ -31,7 +32,6 @@ TEST_SECONDS = 120
 UNSUITABLE = {  # tests of what a tool prevents
     "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
 }
-OUTCOME = re.compile(r"^\[gw\d+\] \[ *\d+%\] (FAILED|ERROR) (\S.*?) *$", re.MULTILINE)
 
 
 def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
@@ -43,11 +43,12 @@ def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     return [*sanitizer, *options, "-n", str(workers), "--dist", "worksteal", *tests]
 
 
-def environment(tool: str, done: Path) -> dict[str, str]:
+def environment(tool: str, done: Path, failures: Path) -> dict[str, str]:
     """Each of pytest-xdist's processes takes another GPU first, where this names all."""
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.splitlines()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus)))))
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "RESUMED": str(done), "TESSERA_REQUIRE_GPU": "1"}
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "RESUMED": str(done), "FAILURES": str(failures)}
+    variables["TESSERA_REQUIRE_GPU"] = "1"
     return {**variables, "EVERY_LANE_ARRIVES": "1"} if tool == "racecheck" else variables
 
 
@@ -80,6 +81,26 @@ def show(found: Counter[Report], console: Console) -> None:
     console.print(table)
 
 
+def show_failures(accounts: dict[str, str], console: Console) -> None:
+    """Tests together that have failed for the same reason; `accounts` has what pytest says of each."""
+    tests: defaultdict[str, list[str]] = defaultdict(list)
+    for test, account in accounts.items():
+        tests[error_of(account)].append(test)
+    table = Table(title="Failed", title_justify="left")
+    for name, justify in (("reason", "left"), ("tests", "right"), ("the first", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for reason, names in sorted(tests.items(), key=lambda item: -len(item[1])):
+        table.add_row(escape(reason), str(len(names)), escape(names[0]))
+    console.print(table)
+
+
+def error_of(account: str) -> str:
+    """The line of pytest's account of a failure that names the error, or the last one."""
+    lines = [line for line in account.splitlines() if line.strip()]
+    errors = [line[1:].strip() for line in lines if line.startswith("E ")]
+    return (errors[:1] or lines[-1:] or [""])[0]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sanitizers", description=__doc__)
     parser.add_argument("tool", choices=TOOLS)
@@ -98,18 +119,21 @@ def main() -> int:
         done = (given.done or Path(folder) / "done").absolute()
         before = count_lines(done)
         tests, tool = logs / f"{given.tool}-tests.log", logs / f"{given.tool}-tool.log"
+        failures = (logs / f"{given.tool}-failures.jsonl").absolute()
+        failures.unlink(missing_ok=True)
         arguments = command(given.tool, given.workers, tool.absolute(), given.tests)
-        code = run(arguments, environment(given.tool, done), given.seconds, tests)
+        code = run(arguments, environment(given.tool, done, failures), given.seconds, tests)
         found = reports_of(tool.read_text(errors="replace") if tool.exists() else "")
-        failed = sorted({match[2] for match in OUTCOME.finditer(tests.read_text(errors="replace"))})
+        failed = [json.loads(line) for line in failures.read_text().splitlines()] if failures.exists() else []
+        accounts = {failure["test"]: failure["account"] for failure in failed}
         after = count_lines(done)
     console = Console(width=150)
     console.print(
-        f"{given.tool}: {after - before} tests ended well, {after} with earlier runs; {len(failed)} failed; "
+        f"{given.tool}: {after - before} tests ended well, {after} with earlier runs; {len(accounts)} failed; "
         + (f"killed after {given.seconds:.0f} s" if code is None else f"pytest's exit code is {code}")
     )
-    for name in failed[:20]:
-        console.print(f"  failed: {name}", markup=False, highlight=False)
+    if accounts:
+        show_failures(accounts, console)
     if found:
         show(found, console)
     passed = code == pytest.ExitCode.OK or (code == pytest.ExitCode.NO_TESTS_COLLECTED and before > 0)

@@ -1,9 +1,11 @@
 """A pytest plugin, `-p tests.sanitizers.resumed`: of the tests that a file names, which RESUMED says, none runs again,
-and those that end well are added to it as they do.
+and those that end well are added to it as they do. To the file that FAILURES says is added why others do not: a line of
+JSON each, so that a run which is killed has said it, too.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -26,7 +28,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In one process alone: those of pytest-xdist send their reports to their parent."""
-    ends_well = report.skipped or (report.passed and report.when == "call")
-    if ends_well and "PYTEST_XDIST_WORKER" not in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    if report.failed:
+        with Path(os.environ["FAILURES"]).open("a") as added:
+            added.write(json.dumps({"test": report.nodeid, "account": report.longreprtext}) + "\n")
+    elif report.skipped or report.when == "call":
         with file().open("a") as added:
             added.write(f"{report.nodeid}\n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 
 import pytest
 
+from tests.sanitizers.__main__ import error_of
 from tests.sanitizers.reports import Report, reports_of
 from tests.support.paths import ROOT
 
@@ -49,8 +51,9 @@ def test_a_log_without_reports_has_none() -> None:
 
 
 def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = pytester.path / "done.txt"
+    done, failures = pytester.path / "done.txt", pytester.path / "failures.jsonl"
     monkeypatch.setenv("RESUMED", str(done))
+    monkeypatch.setenv("FAILURES", str(failures))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     pytester.makepyfile(
@@ -65,7 +68,7 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
                 pytest.skip("no device")
 
             def test_badly():
-                assert False
+                raise MemoryError("no room")
         """)
     )
     plugin = ("-p", "tests.sanitizers.resumed", "-p", "no:cacheprovider")
@@ -73,3 +76,5 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
     assert len(done.read_text().splitlines()) == 3
     again = pytester.runpytest_subprocess(*plugin)
     again.assert_outcomes(failed=1, deselected=3)
+    failed = [json.loads(line) for line in failures.read_text().splitlines()]
+    assert [error_of(failure["account"]) for failure in failed] == ["MemoryError: no room"] * 2
