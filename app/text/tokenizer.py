@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import tokenizers
 
 from tessera.app.text.pair_form import PairForm
+from tessera.app.text.pieces import PieceCutter
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.folder import read_folder_tokenizer
@@ -119,6 +120,7 @@ class HuggingFaceTokenizer:
         added = inner.get_added_tokens_decoder()
         self.added_tokens = frozenset(token.content for token in added.values())
         self._added = {token_id: token.content.encode() for token_id, token in added.items()}
+        self._cutter = PieceCutter(added.values())
         self._special = frozenset(token_id for token_id, token in added.items() if token.special)
         self.spelling, self.strips_leading_space = _spelling_of(inner)
         self.max_token_chars = max((len(token) for token in inner.get_vocab()), default=1)
@@ -134,12 +136,28 @@ class HuggingFaceTokenizer:
             return [inner.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
         found: list[list[int]] = []
         for batch in _batches(texts):
-            # The batch call lets go of the interpreter lock while it works; the single one does not.
-            encodings = inner.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
-            encodings.reverse()
-            while encodings:  # one after the other: freeing an encoding keeps the lock
-                found.append(encodings.pop().ids)
+            pieces = self._cutter.cut(batch[0]) if len(batch) == 1 else []
+            if len(pieces) > 1:
+                found.append(self._encode_pieces(pieces, add_special_tokens=add_special_tokens))
+            else:
+                found += self._encode_batch(batch, add_special_tokens=add_special_tokens)
         return found
+
+    def _encode_pieces(self, pieces: Sequence[str], *, add_special_tokens: bool) -> list[int]:
+        """Of the text that they make together."""
+        before, after = self._special_tokens_around if add_special_tokens else ([], [])
+        ids = [*before]
+        for batch in _batches(pieces):
+            for some in self._encode_batch(batch, add_special_tokens=False):
+                ids += some
+        return ids + after
+
+    def _encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> Iterator[list[int]]:
+        # The batch call lets go of the interpreter lock while it works; the single one does not.
+        encodings = self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        encodings.reverse()
+        while encodings:  # one after the other: freeing an encoding keeps the lock
+            yield encodings.pop().ids
 
     def encode_beginning(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """As much of the text as `max_tokens` hold, special tokens included; never fewer than these."""

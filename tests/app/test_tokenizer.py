@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from tessera.app.text import pieces as pieces_module
+from tessera.app.text.pieces import MIN_PIECE_CHARS
 from tessera.app.text.tokenizer import (
     HuggingFaceTokenizer,
     IdTokenizer,
@@ -170,3 +175,78 @@ def test_beginnings_are_those_of_the_tokenizers_library(form: str) -> None:
         for max_tokens in range(1, 8):
             end = len(text) if len(offsets) <= max_tokens else offsets[max_tokens - 1][1]
             assert tokenizer.beginning(text, max_tokens) == text[:end]
+
+
+def _whole_ids(tokenizer: HuggingFaceTokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    return tokenizer._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+
+def _random_text(rng: random.Random, tokens: Sequence[str]) -> str:
+    """Many tokens that texts are cut at, with what they may take along or be mistaken for."""
+    between = ("", "h", "hi", " ", "  ", "\n", "e\u0301", "\u0301", "\u2581", "ab ba", "AB", "<", ">", "ﬁ", "a b")
+    return "".join(rng.choice(tokens if rng.random() < 0.5 else between) for _ in range(rng.randrange(1, 16)))
+
+
+PRE_TOKENIZERS: dict[str, Any] = {
+    "a space before the first word": pre_tokenizers.Metaspace(prepend_scheme="first"),
+    "a space before every part": pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "words": pre_tokenizers.Whitespace(),
+}
+
+
+@pytest.mark.parametrize("form", PRE_TOKENIZERS)
+def test_tokens_of_a_texts_pieces_are_those_of_the_text(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside tokens that take spaces along or must be words, at which no text is cut, and wherever a search ends."""
+    monkeypatch.setattr(pieces_module, "WINDOW_CHARS", 5)
+    names = [chr(code) for code in range(33, 127)] + ["\u2581", "Ġ", "Ċ", "é", "ab", "\u2581a", "Ġa", "hi"]
+    inner = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, [("a", "b"), ("h", "i")]))
+    inner.normalizer = normalizers.NFC()
+    inner.pre_tokenizer = PRE_TOKENIZERS[form]
+    added = [AddedToken("<x>", normalized=False), AddedToken("<x>y", normalized=False)]
+    added += [AddedToken("<l>", lstrip=True, normalized=False), AddedToken("<r>", rstrip=True, normalized=False)]
+    added += [AddedToken("<w>", single_word=True, normalized=False), AddedToken("<n>", normalized=True)]
+    inner.add_special_tokens(added)
+    tokenizer = HuggingFaceTokenizer(inner, {})
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    cut = 0
+    for _ in range(500):
+        text = _random_text(rng, [token.content for token in added])
+        pieces = tokenizer._cutter.cut(text, 1)
+        assert "".join(pieces) == text
+        assert all(piece.startswith("<x>") for piece in pieces[1:])
+        found = tokenizer._encode_pieces(pieces, add_special_tokens=False)
+        assert found == _whole_ids(tokenizer, text), (text, pieces)
+        cut += len(pieces) > 1
+    assert cut > 100
+
+
+@pytest.mark.parametrize("form", POST_PROCESSORS)
+def test_a_long_text_has_the_special_tokens_around_it_once(form: str) -> None:
+    vocab = {token: index for index, token in enumerate(("<s>", "</s>", "a", "b", "ab"))}
+    inner = Tokenizer(models.BPE(vocab, [("a", "b")]))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    if POST_PROCESSORS[form] is not None:
+        inner.post_processor = POST_PROCESSORS[form]
+    inner.add_special_tokens(["<s>", "</s>"])
+    tokenizer = HuggingFaceTokenizer(inner, {})
+    text = ("<s>" + "ab a b " * MIN_PIECE_CHARS + "</s>") * 3
+    assert len(tokenizer._cutter.cut(text)) == 4
+    for add_special_tokens in (False, True):
+        found = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        assert found == _whole_ids(tokenizer, text, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("model", ["tokenizers/qwen3", "tokenizers/phi-3", "tokenizers/minimind", "tokenizers/smollm3"])
+def test_real_tokenizers_give_a_texts_pieces_the_texts_tokens(shared_models: Path, model: str) -> None:
+    tokenizer = load_tokenizer(shared_models / model)
+    assert isinstance(tokenizer, HuggingFaceTokenizer)
+    seed = secrets.randbelow(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(200):
+        text = _random_text(rng, sorted(tokenizer.added_tokens)) + TEXT[: rng.randrange(len(TEXT))]
+        pieces = tokenizer._cutter.cut(text, 1)
+        assert tokenizer._encode_pieces(pieces, add_special_tokens=False) == _whole_ids(tokenizer, text), (text, pieces)
