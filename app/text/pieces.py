@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from tokenizers import AddedToken
 
@@ -23,10 +23,10 @@ class PieceCutter:
 
     def __init__(self, added: Iterable[AddedToken]) -> None:
         taken_out = [token for token in added if not token.normalized and token.content]
-        self._separators = frozenset(
+        self._contents = {token.content for token in taken_out}
+        self._separators = {
             token.content for token in taken_out if not (token.single_word or token.lstrip or token.rstrip)
-        )
-        self._contents = frozenset(token.content for token in taken_out)
+        }
         self._max_chars = max(map(len, self._contents), default=0)
 
     @functools.cached_property
@@ -56,16 +56,12 @@ class PieceCutter:
             begin = max(begin, end)
 
 
-def _longest_of(words: Iterable[str]) -> str:
+def _longest_of(words: Set[str]) -> str:
     """A pattern of the longest of these words that a text has at a place; what they begin with alike is read once."""
     rests: defaultdict[str, set[str]] = defaultdict(set)
-    ends = False
-    for word in words:
-        if word:
-            rests[word[0]].add(word[1:])
-        else:
-            ends = True
+    for word in words - {""}:
+        rests[word[0]].add(word[1:])
     if not rests:
         return ""
     branches = "|".join(re.escape(first) + _longest_of(rest) for first, rest in sorted(rests.items()))
-    return f"(?:{branches}){'?' if ends else ''}"
+    return f"(?:{branches}){'?' if '' in words else ''}"

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -72,26 +73,34 @@ def count_lines(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
 
 
-def show(found: Counter[Report], console: Console) -> None:
-    table = Table(title="Found", title_justify="left")
-    for name, justify in (("what", "left"), ("kernel", "left"), ("times", "right")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for (what, kernel), count in found.most_common():
-        table.add_row(what, kernel, str(count))
-    console.print(table)
+def accounts_of(failures: Path) -> dict[str, str]:
+    """What pytest says of each test that failed. A line that was being written as the run was killed is left out."""
+    lines = failures.read_text().split("\n")[:-1] if failures.exists() else []
+    failed = [json.loads(line) for line in lines]
+    return {failure["test"]: failure["account"] for failure in failed}
 
 
-def show_failures(accounts: dict[str, str], console: Console) -> None:
-    """Tests together that have failed for the same reason; `accounts` has what pytest says of each."""
+def found_table(found: Counter[Report]) -> Table:
+    return table("Found", ("what", "kernel", "times"), [(*report, str(count)) for report, count in found.most_common()])
+
+
+def failed_table(accounts: dict[str, str]) -> Table:
+    """Tests together that have failed for the same reason."""
     tests: defaultdict[str, list[str]] = defaultdict(list)
     for test, account in accounts.items():
         tests[error_of(account)].append(test)
-    table = Table(title="Failed", title_justify="left")
-    for name, justify in (("reason", "left"), ("tests", "right"), ("the first", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for reason, names in sorted(tests.items(), key=lambda item: -len(item[1])):
-        table.add_row(escape(reason), str(len(names)), escape(names[0]))
-    console.print(table)
+    rows = sorted(tests.items(), key=lambda item: -len(item[1]))
+    return table("Failed", ("reason", "the first", "tests"), [(why, names[0], str(len(names))) for why, names in rows])
+
+
+def table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
+    """The last column is a number."""
+    shown = Table(title=title, title_justify="left")
+    for name in columns:
+        shown.add_column(name, justify="right" if name == columns[-1] else "left")
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    return shown
 
 
 def error_of(account: str) -> str:
@@ -124,8 +133,7 @@ def main() -> int:
         arguments = command(given.tool, given.workers, tool.absolute(), given.tests)
         code = run(arguments, environment(given.tool, done, failures), given.seconds, tests)
         found = reports_of(tool.read_text(errors="replace") if tool.exists() else "")
-        failed = [json.loads(line) for line in failures.read_text().splitlines()] if failures.exists() else []
-        accounts = {failure["test"]: failure["account"] for failure in failed}
+        accounts = accounts_of(failures)
         after = count_lines(done)
     console = Console(width=150)
     console.print(
@@ -133,9 +141,9 @@ def main() -> int:
         + (f"killed after {given.seconds:.0f} s" if code is None else f"pytest's exit code is {code}")
     )
     if accounts:
-        show_failures(accounts, console)
+        console.print(failed_table(accounts))
     if found:
-        show(found, console)
+        console.print(found_table(found))
     passed = code == pytest.ExitCode.OK or (code == pytest.ExitCode.NO_TESTS_COLLECTED and before > 0)
     return 0 if passed and not found else 1
 

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from tests.sanitizers.__main__ import error_of
+from tests.sanitizers.__main__ import accounts_of, error_of
 from tests.sanitizers.reports import Report, reports_of
 from tests.support.paths import ROOT
 
@@ -78,3 +78,6 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
     again.assert_outcomes(failed=1, deselected=3)
     failed = [json.loads(line) for line in failures.read_text().splitlines()]
     assert [error_of(failure["account"]) for failure in failed] == ["MemoryError: no room"] * 2
+    with failures.open("a") as file:
+        file.write('{"test": "killed mea')
+    assert [error_of(account) for account in accounts_of(failures).values()] == ["MemoryError: no room"]
