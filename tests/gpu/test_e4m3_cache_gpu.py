@@ -225,7 +225,7 @@ def test_rows_widened_ahead_have_the_same_bits(
         if len(results) == 1:
             memory = widen.widened_cache_of(ops.attention_memory)
             assert memory is not None
-            firsts = memory.first_tiles.numpy()[: len(case.rows)]
+            firsts = memory.first_tiles[: len(case.rows)].numpy()
             assert firsts[0] == 0
             assert room == "all" or (firsts[1:] < 0).all()
         monkeypatch.setattr(widen, "MIN_STEP_TOKENS", 1 << 30)

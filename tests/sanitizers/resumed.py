@@ -36,3 +36,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     elif report.skipped or report.when == "call":
         with file().open("a") as added:
             added.write(f"{report.nodeid}\n")
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Other processes need the memory that this one keeps for later tests."""
+    device = getattr(item, "funcargs", {}).get("cuda_device")
+    if device is not None:
+        device.empty_cache()

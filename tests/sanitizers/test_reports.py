@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import textwrap
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.sanitizers.__main__ import accounts_of, error_of
+from tests.sanitizers.__main__ import accounts_of, error_of, run, with_variable
 from tests.sanitizers.reports import Report, reports_of
 from tests.support.paths import ROOT
 
@@ -28,20 +32,29 @@ LOG = """
 =========
 ========= Internal Sanitizer Error: The Sanitizer encountered an error while launching _Z14rmsnorm_kernelI6__halfEvPT_
 ========= Internal Sanitizer Error: The Sanitizer encountered an error while launching _Z14scatter_kernelPiPKiii
+========= Host API memory access error at host access to 0x7f7598de8000 of size 65,536 bytes
+=========     Uninitialized access to 0x7f7598de8000 on access by cudaMemcpy source
+=========     Saved host backtrace up to driver entry point at error
+=========         Host Frame: download in device.py:173
+=========         Host Frame: test_half_of_the_rows in test_rows_gpu.py:228
+=========         Host Frame: test_runner in plugin.py:12
+=========
 ========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect.
 ========= ERROR SUMMARY: 5 errors
 """
 
 
-def test_reports_are_counted_by_kernel() -> None:
+def test_reports_are_counted_by_where_they_come_from() -> None:
     read = "Uninitialized __global__ memory read of size N bytes"
     untracked = "Internal Sanitizer Error: The Sanitizer encountered an error"
     overflow = "Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect."
+    copied = "Host API memory access error at host access to N of size N bytes"
     assert reports_of(LOG) == {
         Report(read, "record_tokens_kernel"): 2,
         Report("Error: Race reported", "sm90_block_row_kernel"): 1,
         Report(untracked, "rmsnorm_kernel"): 1,
         Report(untracked, "scatter_kernel"): 1,
+        Report(copied, "test_half_of_the_rows"): 1,
         Report(overflow, ""): 1,
     }
 
@@ -81,3 +94,18 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
     with failures.open("a") as file:
         file.write('{"test": "killed mea')
     assert [error_of(account) for account in accounts_of(failures).values()] == ["MemoryError: no room"]
+
+
+def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
+    """A server is in no group of the run's."""
+    begins = (
+        "import subprocess, time; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    )
+    variables = {**os.environ, "FAILURES": str(tmp_path / "failures")}
+    marked = ("FAILURES", variables["FAILURES"])
+    log = tmp_path / "log"
+    assert run([sys.executable, "-c", f"{begins}; time.sleep(600)"], variables, 2.0, log) is None
+    assert log.read_text().strip().isdigit()
+    end = time.monotonic() + 20.0
+    while with_variable(*marked):
+        assert time.monotonic() < end, "a process goes on"
