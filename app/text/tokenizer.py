@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import tokenizers
 
 from tessera.app.text.pair_form import PairForm
-from tessera.app.text.pieces import PieceCutter
+from tessera.app.text.pieces import MIN_PIECE_CHARS, PieceCutter
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.gguf.names import is_gguf
 from tessera.engine.tokens.folder import read_folder_tokenizer
@@ -136,7 +136,8 @@ class HuggingFaceTokenizer:
             return [inner.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
         found: list[list[int]] = []
         for batch in _batches(texts):
-            pieces = self._cutter.cut(batch[0]) if len(batch) == 1 else []
+            is_long = len(batch) == 1 and len(batch[0]) > MIN_PIECE_CHARS
+            pieces = self._cutter.cut(batch[0]) if is_long else []
             if len(pieces) > 1:
                 found.append(self._encode_pieces(pieces, add_special_tokens=add_special_tokens))
             else:
