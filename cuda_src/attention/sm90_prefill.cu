@@ -28,8 +28,8 @@ struct ConsumerBarriers {
 
 // A warp group's rows of all tiles of queries of a block.
 template <bool IN_ORDER, bool SINKS, bool CAPPED, typename T, typename Operand, typename Cached, int HEAD_DIM,
-          int CONSUMERS, int STAGES>
-__device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CONSUMERS, STAGES>& own,
+          int CONSUMERS, int STAGES, bool CODES>
+__device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CONSUMERS, STAGES, CODES>& own,
                                        PrefillEpilogue<T, Cached, HEAD_DIM, CONSUMERS>& epilogue,
                                        TileQueue& queue, const ConsumerBarriers& barriers,
                                        const QueryRows<HEAD_DIM>& rows, const T* q, int sliding_window,
@@ -43,15 +43,17 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
     if (epilogue.lane == 0) barrier_arrive(empty);
   };
 
-  // Scores are of keys as the cache has them, which of e4m3 have a scale for each head.
+  // Scores are of keys as the cache has them, which of e4m3 have a scale for each head, and CODES of such
+  // queries.
   float cap_scale = plain_cap_scale;
-  auto scale_scores = [&](const AnnouncedTile& tile) {
+  auto scale_scores = [&](const AnnouncedTile& tile, int buffer) {
     if constexpr (!IS_E4M3<Cached>) return;
     const float key_scale = epilogue.cache_scales.key(tile.kv_head);
-    if constexpr (CAPPED) {
-      cap_scale = plain_cap_scale * key_scale;
-    } else {
-      epilogue.scale_log2 = scale_log2 * key_scale;
+    if constexpr (CAPPED) cap_scale = plain_cap_scale * key_scale;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if constexpr (!CAPPED) epilogue.scales_log2[h] = scale_log2 * key_scale;
+      if constexpr (CODES) epilogue.scales_log2[h] *= own.query_scales[buffer][epilogue.lane_row0 + h * 8];
     }
   };
 
@@ -72,9 +74,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
   if (uniform(queue.tiles[slot].kv_head) < 0) return;
   own.load_queries(q, queue.tiles[slot], rows, buffer);
   visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
-  scale_scores(queue.tiles[slot]);
   own.convert_queries(buffer);
   own.synchronize_group();
+  scale_scores(queue.tiles[slot], buffer);
   barrier_wait(&barriers.full_k[0], 0);
   pin(own.scores);
   wgmma_fence();
@@ -86,12 +88,14 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
   if (visible.tiles_left == 0) prepare_next();
   if constexpr (CAPPED) cap_scores(own.scores, cap_scale);
   visible.mask(own.scores);
-  softmax.update<IN_ORDER>(own.scores, epilogue.scale_log2);
+  softmax.renew<IN_ORDER>(own.scores, epilogue.scales_log2);
+  softmax.weigh(own.scores, epilogue.scales_log2);
   own.round_weights();
 
   // Each turn multiplies one tile's weights by its values and computes the weights of the next one, which may
   // be the first of the next tile of queries.
   int step = 0;
+  bool adds = false;  // the weights in hand are not of a tile of queries' first tile of keys
   while (true) {
     const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
     if (visible.num_values < TILE_KEYS) {
@@ -114,7 +118,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
     own.multiply_keys(buffer, next_stage);
     barrier_wait(&barriers.full_v[stage], step / STAGES % 2);
     wgmma_fence();
-    own.multiply_values(stage);
+    own.multiply_values(stage, adds);
     named_barrier_arrive(barriers.next_turn, 2 * WARPGROUP_SIZE);
 
     const int finished_slot = slot;
@@ -123,7 +127,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
       visible.begin_tile(queue.tiles[slot], rows, epilogue.lane_row0);
       epilogue.template finish<SINKS>(queue.tiles[finished_slot], softmax);
       softmax.clear();
-      scale_scores(queue.tiles[slot]);
+      scale_scores(queue.tiles[slot], buffer);
     }
     visible.next_tile();
     if (visible.tiles_left == 0) prepare_next();
@@ -133,7 +137,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
     release(&barriers.empty_k[next_stage]);
     if constexpr (CAPPED) cap_scores(own.scores, cap_scale);
     visible.mask(own.scores);
-    softmax.update<IN_ORDER>(own.scores, epilogue.scale_log2);
+    softmax.renew<IN_ORDER>(own.scores, epilogue.scales_log2);
+    softmax.weigh(own.scores, epilogue.scales_log2);
+    softmax.complete();
     wgmma_wait<0>();
     pin(own.outputs);
     pin(own.weights);
@@ -143,12 +149,13 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
       epilogue.store(queue.tiles[finished_slot], own.outputs);
       queue.free_slot(finished_slot);
     }
-    own.rescale_outputs(softmax, is_last);
+    if (!is_last) own.rescale_outputs(softmax);
+    adds = !is_last;
     ++step;
   }
 
   barrier_wait(&barriers.full_v[step % STAGES], step / STAGES % 2);
-  own.multiply_last_values(step % STAGES);
+  own.multiply_last_values(step % STAGES, adds);
   epilogue.template finish<SINKS>(queue.tiles[slot], softmax);
   if (uniform(queue.tiles[slot].num_splits) > 1 &&
       !epilogue.template merge_splits<SINKS>(queue.tiles[slot], own.outputs, softmax))
@@ -159,10 +166,12 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 
 // out = softmax over the visible keys of (q . k * scale), times v, for rows with two or more queries, in one
 // pass over the keys (FlashAttention-3, Shah et al. 2024). Weights are rounded to T before they
-// meet v; over e4m3 queries and weights are __half.
+// meet v; over e4m3 queries and weights are __half. CODES, of e4m3: queries are rounded to e4m3 with a scale
+// for each row, its largest magnitude / 448, and meet the codes of the keys.
 //   in:  key_map, value_map: maps of groups of eight rows of
-//        [num_blocks * num_kv_heads * block_size, HEAD_DIM] T with boxes of `piece` = gcd(block_size, 128)
-//        rows; of e4m3 maps of what `widen_cache_kernel` has widened, in boxes of TILE_KEYS rows
+//        [num_blocks * num_kv_heads * block_size, HEAD_DIM] T, of CODES' keys of e4m3, with boxes of
+//        `piece` = gcd(block_size, 128) rows; else of e4m3 maps of what `widen_cache_kernel` has widened, in
+//        boxes of TILE_KEYS rows
 //        key_cache, value_cache: those caches, or e4m3 with kv_scales [2, num_kv_heads] float or null
 //        first_tiles: of e4m3 [num_seqs] int as of `widen_cache_kernel`, or null: no row has been widened
 //        q [num_tokens, num_heads * HEAD_DIM] T
@@ -186,7 +195,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 // of `heads_at_once` key/value heads, then of the next; later tiles first, since they see more keys. Where
 // there are so few tiles that each may have several blocks, its keys are split (prefill_units.cuh).
 // Block: 128 * (CONSUMERS + 1) threads. Shared memory: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024
-// bytes, of e4m3 256 * HEAD_DIM more.
+// bytes, of e4m3 256 * HEAD_DIM more, CODES 128 * STAGES * HEAD_DIM less.
 // Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys
 // and one values, or of e4m3 the three others copy and widen both. The groups take turns to multiply, so that
 // one multiplies while another one computes weights; and a group multiplies the weights of a tile of keys
@@ -198,14 +207,16 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 // split, and tiles of keys outside of a query's window, which depend on the queries beside it, change
 // nothing.
 template <typename T, typename Cached, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS,
-          bool CAPPED>
+          bool CAPPED, bool CODES>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T, Cached)) {
-  using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
-  using Codes = CodeProducer<HEAD_DIM, CONSUMERS, STAGES>;
-  constexpr int FILLERS = IS_E4M3<Cached> ? Codes::WIDENERS : 1;    // of a tile of keys or values
-  constexpr int PRODUCERS = IS_E4M3<Cached> ? Codes::WIDENERS : 2;  // that take tiles of queries
+  using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES, CODES>;
+  using Codes = CodeProducer<HEAD_DIM, STAGES, CODES>;
+  constexpr int VALUE_FILLERS = IS_E4M3<Cached> ? Codes::WIDENERS : 1;
+  constexpr int KEY_FILLERS = CODES ? 1 : VALUE_FILLERS;
+  constexpr int PRODUCERS = IS_E4M3<Cached> ? WARPS - 1 : 2;  // that take tiles of queries
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");
+  static_assert(!CODES || IS_E4M3<Cached> && !CAPPED, "a soft cap is not scaled by rows");
   static_assert(CONSUMERS == 2 || CONSUMERS == 3, "two or three groups share the registers");
   // Together no more than the block has from its launch.
   constexpr int CONSUMER_REGISTERS = CONSUMERS == 2 ? 232 : 160;
@@ -220,6 +231,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   __shared__ Barrier announced[SLOTS], freed[SLOTS];
   __shared__ AnnouncedTile tiles[SLOTS];
   __shared__ bool merges[CONSUMERS];
+  __shared__ float query_scales[2][Layout::TILE_ROWS];  // with CODES
 
   const int warp = uniform(threadIdx.x / WARP_SIZE);
   const int lane = threadIdx.x % WARP_SIZE;
@@ -227,11 +239,10 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
 
   TileQueue queue{announced, freed, tiles};
   if (threadIdx.x == 0) {
-    if (!IS_E4M3<Cached> || first_tiles != nullptr) {
-      prefetch_map(key_map);
-      prefetch_map(value_map);
-    }
-    init_barriers<CONSUMERS, STAGES>(FILLERS, PRODUCERS, full_k, full_v, empty_k, empty_v, queue);
+    if (!IS_E4M3<Cached> || CODES || first_tiles != nullptr) prefetch_map(key_map);
+    if (!IS_E4M3<Cached> || first_tiles != nullptr) prefetch_map(value_map);
+    init_barriers<CONSUMERS, STAGES>(KEY_FILLERS, VALUE_FILLERS, PRODUCERS, full_k, full_v, empty_k, empty_v,
+                                     queue);
   }
   __syncthreads();
 
@@ -248,16 +259,22 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     }
     const CachedRows cached{block_tables, table_rows, block_table_width, num_kv_heads, block_size, piece};
     if constexpr (IS_E4M3<Cached>) {
-      unsigned char* const staged = tiles_v + STAGES * Layout::KEY_BYTES;
-      const Codes producer{
-          {key_cache, value_cache}, {tiles_k, tiles_v}, {full_k, full_v}, {empty_k, empty_v}, cached,
-          {&key_map, &value_map},   first_tiles,        staged,           warp - 1,           lane};
+      if (CODES && warp == KEY_WARP) {
+        const KeyProducer<HEAD_DIM, STAGES> producer{key_map, tiles_k, full_k, empty_k, cached};
+        producer.run(queue, lane);
+        return;
+      }
+      unsigned char* const staged = tiles_v + STAGES * Layout::VALUE_BYTES;
+      const CodedRing keys{key_cache, tiles_k, full_k, empty_k, &key_map};
+      const CodedRing values{value_cache, tiles_v, full_v, empty_v, &value_map};
+      const Codes producer{{CODES ? values : keys, values},  cached, first_tiles, staged,
+                           warp - (WARPS - Codes::WIDENERS), lane};
       producer.run(queue);
     } else if (warp == KEY_WARP || warp == VALUE_WARP) {
       const bool is_key = warp == KEY_WARP;
-      const KeyProducer<HEAD_DIM, CONSUMERS, STAGES> producer{
-          is_key ? key_map : value_map, is_key ? tiles_k : tiles_v, is_key ? full_k : full_v,
-          is_key ? empty_k : empty_v, cached};
+      const KeyProducer<HEAD_DIM * 2, STAGES> producer{is_key ? key_map : value_map,
+                                                       is_key ? tiles_k : tiles_v, is_key ? full_k : full_v,
+                                                       is_key ? empty_k : empty_v, cached};
       producer.run(queue, lane);
     }
     return;
@@ -269,10 +286,21 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
   const int lane_row0 = consumer * GROUP_ROWS + warp % WARPS * 16 + lane / 4;  // the other row is 8 further
   const QueryRows<HEAD_DIM> rows{num_heads, group};
   using Operand = OperandOf<T, Cached>;
-  PrefillConsumer<T, Operand, HEAD_DIM, CONSUMERS, STAGES> own(consumer, tiles_q, tiles_k, tiles_v);
-  PrefillEpilogue<T, Cached, HEAD_DIM, CONSUMERS> epilogue{
-      rows,     out,    partial_out, partial_sums, arrivals, &merges[consumer],        scale_log2,
-      consumer, thread, lane,        lane_row0,    sinks,    {kv_scales, num_kv_heads}};
+  PrefillConsumer<T, Operand, HEAD_DIM, CONSUMERS, STAGES, CODES> own(consumer, tiles_q, tiles_k, tiles_v,
+                                                                      query_scales);
+  PrefillEpilogue<T, Cached, HEAD_DIM, CONSUMERS> epilogue{rows,
+                                                           out,
+                                                           partial_out,
+                                                           partial_sums,
+                                                           arrivals,
+                                                           &merges[consumer],
+                                                           {scale_log2, scale_log2},
+                                                           consumer,
+                                                           thread,
+                                                           lane,
+                                                           lane_row0,
+                                                           sinks,
+                                                           {kv_scales, num_kv_heads}};
   const ConsumerBarriers barriers{
       full_k, full_v, empty_k, empty_v, TURN_BARRIER + consumer, TURN_BARRIER + (consumer + 1) % CONSUMERS};
   if (consumer == CONSUMERS - 1) named_barrier_arrive(TURN_BARRIER, 2 * WARPGROUP_SIZE);

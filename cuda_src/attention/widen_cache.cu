@@ -43,15 +43,14 @@ struct WidenedRows {
 };
 
 // keys, values = codes of the caches, exactly and without their scales, of rows with at least `min_queries`
-// queries and `min_keys` keys, as far as there is room.
+// queries and `min_keys` keys, as far as there is room. Where `keys` is null, values alone.
 //   in:  key_cache, value_cache [blocks, num_kv_heads, block_size, HEAD_DIM] e4m3
 //        block_tables [tables, block_table_width] int
 //        table_rows [num_seqs] int
 //        cu_seqlens_q [num_seqs + 1] int
 //        context_lens [num_seqs] int
 //   out: keys, values [capacity, num_kv_heads, TILE_KEYS, HEAD_DIM] __half: a row's keys from its first on,
-//   in
-//        tiles one after another. What lies behind its last key, and tiles that no query's window reaches,
+//        in tiles one after another. What lies behind its last key, and tiles that no query's window reaches,
 //        stay as they are
 //        first_tiles [num_seqs] int: the first of each row, -1 of a row that is left as it is
 // Only the caches may be written by a kernel of the same graph that may not have ended.
@@ -69,7 +68,7 @@ __global__ void __launch_bounds__(THREADS, 6) widen_cache_kernel(WIDEN_CACHE_PAR
   static_assert(IS_E4M3<Cached> && ROUNDS * KEYS_AT_ONCE == TILE_KEYS, "all threads have the same rounds");
   const WidenedRows rows{cu_seqlens_q, context_lens, num_seqs, min_queries, min_keys, capacity};
   const int key_of_thread = threadIdx.x / VECTORS, element = threadIdx.x % VECTORS * CHUNK;
-  const int parts = 2 * num_kv_heads;  // of a tile
+  const int parts = keys == nullptr ? num_kv_heads : 2 * num_kv_heads;  // of a tile, values last
 
   let_next_kernel_start();
   wait_for_earlier_kernels();
@@ -77,7 +76,7 @@ __global__ void __launch_bounds__(THREADS, 6) widen_cache_kernel(WIDEN_CACHE_PAR
 #pragma unroll 1
   for (int item = blockIdx.x; item < capacity * parts; item += gridDim.x) {
     const int tile = item / parts, kv_head = item % num_kv_heads;
-    const bool is_value = item % parts >= num_kv_heads;
+    const bool is_value = item % parts >= parts - num_kv_heads;
     const RowItem found = find_row_item(num_seqs, tile, [&](int row) { return rows.count_tiles(row); });
     if (found.row < 0) return;
     const int key0 = found.item * TILE_KEYS, context_len = context_lens[found.row];

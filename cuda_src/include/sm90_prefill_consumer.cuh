@@ -6,6 +6,8 @@
 #include "online_softmax.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
+#include "ptx/peer.cuh"
+#include "ptx/sm90_fp8.cuh"
 #include "sm90_prefill_tiles.cuh"
 
 // Named barriers; 0 is __syncthreads.
@@ -51,6 +53,7 @@ __device__ __forceinline__ void cap_scores(float (&scores)[TILE_KEYS / 2], float
 // A lane's part of the softmax of its two rows, from tile of keys to tile of keys.
 struct Softmax {
   RowSoftmax rows[2];
+  float offsets[2];  // of the weights of the tile in hand
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -60,9 +63,9 @@ struct Softmax {
     }
   }
 
-  // Turns scores into weights relative to the rows' new maxima.
-  template <bool EXACT>
-  __device__ __forceinline__ void update(float (&scores)[TILE_KEYS / 2], float scale_log2) {
+  // The maxima to which the weights of these scores are relative: with IN_ORDER the rows' own.
+  template <bool IN_ORDER>
+  __device__ __forceinline__ void renew(const float (&scores)[TILE_KEYS / 2], const float (&scales_log2)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float maximum = fmaxf(scores[h * 2], scores[h * 2 + 1]);
@@ -72,19 +75,35 @@ struct Softmax {
         maximum = fmaxf(maximum, scores[j * 4 + h * 2]);
         other = fmaxf(other, scores[j * 4 + h * 2 + 1]);
       }
-      const float offset = rows[h].template renew<EXACT>(fmaxf(maximum, other), scale_log2);
-      float sum[2] = {};
+      maximum = fmaxf(maximum, other);
+      offsets[h] = IN_ORDER ? rows[h].template renew<true>(maximum, scales_log2[h])
+                            : rows[h].renew_if_grown(maximum, scales_log2[h]);
+    }
+  }
+
+  // Turns the scores into weights.
+  __device__ __forceinline__ void weigh(float (&scores)[TILE_KEYS / 2], const float (&scales_log2)[2]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float sums[2] = {};
 #pragma unroll
       for (int j = 0; j < TILE_KEYS / 8; ++j) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& score = scores[j * 4 + h * 2 + e];
-          score = RowSoftmax::weight(score, scale_log2, offset);
-          sum[e] += score;
+          score = RowSoftmax::weight(score, scales_log2[h], offsets[h]);
+          sums[e] += score;
         }
       }
-      rows[h].add(sum[0] + sum[1]);
+      rows[h].add(sums[0] + sums[1]);
     }
+  }
+
+  // Between `weigh` and a wait for products in flight: the weights are computed before it. ptxas would have
+  // them wait, too, which need nothing of these products; it moves no wait across a branch, and the sums, of
+  // which it does not know that they are never negative, need all weights.
+  __device__ __forceinline__ void complete() const {
+    if (rows[0].sum + rows[1].sum < 0.0f) end_with_error();
   }
 };
 
@@ -132,28 +151,33 @@ struct VisibleKeys {
   }
 };
 
-// A group's operands in shared memory, queries of T that products take as Operand, and its scores, weights
-// and outputs in registers: of a matrix of wgmma a lane has two rows, lane_row0 and the one 8 further.
-template <typename T, typename Operand, int HEAD_DIM, int CONSUMERS, int STAGES>
+// A group's operands in shared memory, queries of T that products take as Operand, CODES: as e4m3 with a
+// scale for each row, and its scores, weights and outputs in registers: of a matrix of wgmma a lane has two
+// rows, lane_row0 and the one 8 further.
+template <typename T, typename Operand, int HEAD_DIM, int CONSUMERS, int STAGES, bool CODES>
 struct PrefillConsumer {
-  using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
+  using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES, CODES>;
+  static constexpr float LARGEST_E4M3 = 448.0f;
+  static constexpr float LEAST_MAXIMUM = 1e-30f;  // of a row's queries: less becomes 0
 
   int consumer;
   unsigned char* tile_q;
   unsigned char* tiles_v;
+  float (*query_scales)[Layout::TILE_ROWS];  // of each buffer, with CODES
   SwizzledOperand queries, keys, values;
   float scores[TILE_KEYS / 2] = {};
   float outputs[HEAD_DIM / 2] = {};
   unsigned weights[TILE_KEYS / 4];
 
   __device__ __forceinline__ PrefillConsumer(int consumer, unsigned char* tiles_q, unsigned char* tiles_k,
-                                             unsigned char* tiles_v)
+                                             unsigned char* tiles_v, float (*query_scales)[Layout::TILE_ROWS])
       : consumer(consumer),
         tile_q(tiles_q + consumer * Layout::QUERY_BYTES),
         tiles_v(tiles_v),
+        query_scales(query_scales),
         queries(tile_q, 16, SWIZZLE_REPEAT),
         keys(tiles_k, 16, Layout::KEY_STEP),
-        values(tiles_v, SWIZZLE_REPEAT, Layout::KEY_STEP) {}
+        values(tiles_v, SWIZZLE_REPEAT, Layout::VALUE_STEP) {}
 
   // Starts to copy the group's rows of a tile, zeros behind the last one.
   __device__ __forceinline__ void load_queries(const T* q, const AnnouncedTile& tile,
@@ -180,12 +204,16 @@ struct PrefillConsumer {
 
   // Turns the queries that this thread has copied into operands, if these are of another type.
   __device__ __forceinline__ void convert_queries(int buffer) const {
-    if constexpr (IS_SAME<T, Operand>) return;
+    if constexpr (IS_SAME<T, Operand> && !CODES) return;
     constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
     const int thread = threadIdx.x % WARPGROUP_SIZE;
-    unsigned char* const from =
-        tile_q + buffer * CONSUMERS * Layout::QUERY_BYTES + thread % SEGMENTS / 8 * Layout::QUERY_HALF;
+    unsigned char* const to = tile_q + buffer * CONSUMERS * Layout::QUERY_BYTES;
+    unsigned char* const from = to + thread % SEGMENTS / 8 * Layout::QUERY_HALF;
     copy_async_wait<0>();
+    if constexpr (CODES) {
+      encode_queries(from, to, query_scales[buffer] + consumer * GROUP_ROWS);
+      return;
+    }
 #pragma unroll 2
     for (int m = thread / SEGMENTS; m < GROUP_ROWS; m += WARPGROUP_SIZE / SEGMENTS) {
       T* const at = reinterpret_cast<T*>(from + m * SWIZZLE_BYTES + (thread % SEGMENTS % 8 ^ m % 8) * 16);
@@ -196,13 +224,48 @@ struct PrefillConsumer {
     }
   }
 
-  // What all threads of the group have written is there for its products.
-  // As multiply_values, and wait for it.
-  __device__ __forceinline__ void multiply_last_values(int stage) {
+  // Turns the group's queries of T, in two halves, into e4m3 in the first: each row times what makes its
+  // largest magnitude the largest of e4m3. The 16 lanes that have copied a row have all of it in registers
+  // before one of them writes.
+  __device__ __forceinline__ void encode_queries(unsigned char* from, unsigned char* to,
+                                                 float* scales) const {
+    constexpr int SEGMENTS = HEAD_DIM / SEGMENT;
+    const int thread = threadIdx.x % WARPGROUP_SIZE, segment = thread % SEGMENTS;
+#pragma unroll 2
+    for (int m = thread / SEGMENTS; m < GROUP_ROWS; m += WARPGROUP_SIZE / SEGMENTS) {
+      const auto vector = Vec<T, SEGMENT>::load(
+          reinterpret_cast<const T*>(from + m * SWIZZLE_BYTES + (segment % 8 ^ m % 8) * 16));
+      float queries[SEGMENT], maximum = LEAST_MAXIMUM;
+#pragma unroll
+      for (int i = 0; i < SEGMENT; ++i) {
+        queries[i] = to_float(vector[i]);
+        maximum = fmaxf(maximum, fabsf(queries[i]));
+      }
+#pragma unroll
+      for (int lanes = 1; lanes < SEGMENTS; lanes *= 2) {
+        maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, lanes));
+      }
+      const float factor = __fdiv_rn(LARGEST_E4M3, maximum);
+      unsigned words[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* const four = queries + i * 4;
+        words[i] = pack_e4m3(four[0] * factor, four[1] * factor) |
+                   static_cast<unsigned>(pack_e4m3(four[2] * factor, four[3] * factor)) << 16;
+      }
+      __syncwarp();
+      *reinterpret_cast<uint2*>(to + m * SWIZZLE_BYTES + (segment / 2 ^ m % 8) * 16 + segment % 2 * 8) =
+          make_uint2(words[0], words[1]);
+      if (segment == 0) scales[m] = maximum * (1.0f / LARGEST_E4M3);
+    }
+  }
+
+  // The products with all values of a tile, done.
+  __device__ __forceinline__ void multiply_last_values(int stage, bool adds) {
     pin(outputs);
     pin(weights);
     wgmma_fence();
-    multiply_values(stage);
+    multiply_values(stage, adds);
     wgmma_wait<0>();
     pin(outputs);
   }
@@ -214,6 +277,7 @@ struct PrefillConsumer {
     pin(weights);
   }
 
+  // What all threads of the group have written is there for its products.
   __device__ __forceinline__ void synchronize_group() const {
     copy_async_wait<0>();
     fence_shared_for_async();
@@ -223,6 +287,14 @@ struct PrefillConsumer {
   __device__ __forceinline__ void multiply_keys(int buffer, int stage) {
     const int tile_a = uniform(buffer * CONSUMERS * Layout::QUERY_BYTES),
               tile_b = uniform(stage * Layout::KEY_BYTES);
+    if constexpr (CODES) {
+#pragma unroll
+      for (int d = 0; d < HEAD_DIM; d += 32) {
+        wgmma_e4m3<TILE_KEYS>(scores, queries.at(tile_a + d), keys.at(tile_b + d), d != 0);
+      }
+      wgmma_commit();
+      return;
+    }
 #pragma unroll
     for (int d = 0; d < HEAD_DIM; d += 16) {
       const unsigned long long a = queries.at(tile_a + d / LINE * Layout::QUERY_HALF + d % LINE * 2);
@@ -232,11 +304,13 @@ struct PrefillConsumer {
     wgmma_commit();
   }
 
-  __device__ __forceinline__ void multiply_values(int stage) {
-    const int tile_b = uniform(stage * Layout::KEY_BYTES);
+  // `adds`: to the outputs of the tiles before.
+  __device__ __forceinline__ void multiply_values(int stage, bool adds) {
+    const int tile_b = uniform(stage * Layout::VALUE_BYTES);
 #pragma unroll
     for (int k = 0; k < TILE_KEYS / 16; ++k) {
-      wgmma_registers<Operand>(outputs, weights + k * 4, values.at(tile_b + k * 2 * Layout::KEY_STEP));
+      wgmma_registers<Operand>(outputs, weights + k * 4, values.at(tile_b + k * 2 * Layout::VALUE_STEP),
+                               k > 0 || adds);
     }
     wgmma_commit();
   }
@@ -250,22 +324,22 @@ struct PrefillConsumer {
   // write the same zeros, with no order among them: each needs them before its own products, and waiting for
   // another group would break the turns.
   __device__ __forceinline__ void clear_values(int stage, int num_values) const {
-    unsigned char* const tile_v = tiles_v + stage * Layout::KEY_BYTES;
+    unsigned char* const tile_v = tiles_v + stage * Layout::VALUE_BYTES;
     for (int i = num_values * 8 + threadIdx.x % WARPGROUP_SIZE; i < TILE_KEYS * 8; i += WARPGROUP_SIZE) {
 #pragma unroll
       for (int half = 0; half < Layout::HALVES; ++half) {
-        unsigned char* const at = tile_v + i / 64 * Layout::KEY_STEP + half * SWIZZLE_REPEAT + i % 64 * 16;
+        unsigned char* const at = tile_v + i / 64 * Layout::VALUE_STEP + half * SWIZZLE_REPEAT + i % 64 * 16;
         *reinterpret_cast<uint4*>(at) = uint4{0, 0, 0, 0};
       }
     }
     synchronize_group();
   }
 
-  // After the products of a tile: `begins` the next tile's outputs, else to the rows' new maxima.
-  __device__ __forceinline__ void rescale_outputs(const Softmax& softmax, bool begins) {
+  // After the products of a tile: to the rows' new maxima.
+  __device__ __forceinline__ void rescale_outputs(const Softmax& softmax) {
+    const bool renewed = softmax.rows[0].factor != 1.0f || softmax.rows[1].factor != 1.0f;
+    if (!__any_sync(FULL_WARP, renewed)) return;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 2; ++n) {
-      outputs[n] = begins ? 0.0f : outputs[n] * softmax.rows[n / 2 % 2].factor;
-    }
+    for (int n = 0; n < HEAD_DIM / 2; ++n) outputs[n] *= softmax.rows[n / 2 % 2].factor;
   }
 };

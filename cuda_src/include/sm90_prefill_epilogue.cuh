@@ -30,8 +30,8 @@ struct PrefillEpilogue {
   float* partial_out;
   float* partial_sums;
   unsigned* arrivals;
-  bool* merges;      // the group's, in shared memory
-  float scale_log2;  // of the scores of the tile in hand
+  bool* merges;          // the group's, in shared memory
+  float scales_log2[2];  // of the scores of the tile in hand, of each of the lane's rows
   int consumer;
   int thread;
   int lane;
@@ -47,7 +47,7 @@ struct PrefillEpilogue {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sums[h] = softmax.rows[h].row_sum();
-      maxima[h] = softmax.rows[h].maximum * scale_log2;
+      maxima[h] = softmax.rows[h].maximum * scales_log2[h];
     }
     invert<SINKS>(tile, sums, maxima);
   }
@@ -119,7 +119,8 @@ struct PrefillEpilogue {
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.rows[h].row_sum();
       if (lane % 4 == 0) {
-        part_sums[tile.split * TILE_ROWS + h * 8] = make_float2(softmax.rows[h].maximum * scale_log2, sum);
+        part_sums[tile.split * TILE_ROWS + h * 8] =
+            make_float2(softmax.rows[h].maximum * scales_log2[h], sum);
       }
     }
     named_barrier_wait(GROUP_BARRIER + consumer, WARPGROUP_SIZE);

@@ -66,12 +66,10 @@ struct CachedRows {
   }
 };
 
-// Copies the keys, or the values, of all of a block's tiles of queries to a ring of STAGES tiles, from each
-// tile's last key to its first. All of a warp.
-template <int HEAD_DIM, int CONSUMERS, int STAGES>
+// Copies the keys, or the values, of ROW_BYTES each, of all of a block's tiles of queries to a ring of STAGES
+// tiles, from each tile's last key to its first. All of a warp.
+template <int ROW_BYTES, int STAGES>
 struct KeyProducer {
-  using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES>;
-
   const TensorMap& map;
   unsigned char* ring;
   Barrier* full;   // [STAGES]
@@ -80,7 +78,7 @@ struct KeyProducer {
 
   __device__ __forceinline__ void run(TileQueue queue, int lane) const {
     const int piece = cached.piece;
-    unsigned char* const to = ring + lane * piece / 8 * Layout::KEY_STEP;
+    unsigned char* const to = ring + lane * piece * ROW_BYTES;
     int step = 0;  // counts tiles of keys through all tiles of queries
     bool waited = false;
     while (true) {
@@ -107,9 +105,9 @@ struct KeyProducer {
         const int stage = step % STAGES;
         const int pieces = __popc(__ballot_sync(FULL_WARP, row >= 0));
         barrier_wait(&empty[stage], step / STAGES % 2 ^ 1);
-        if (lane == 0) barrier_arrive_expecting(&full[stage], pieces * piece * HEAD_DIM * 2);
+        if (lane == 0) barrier_arrive_expecting(&full[stage], pieces * piece * ROW_BYTES);
         __syncwarp();
-        if (row >= 0) copy_row_groups(to + stage * Layout::KEY_BYTES, map, row / 8, &full[stage]);
+        if (row >= 0) copy_row_groups(to + stage * TILE_KEYS * ROW_BYTES, map, row / 8, &full[stage]);
         row = next_row;
       }
     }

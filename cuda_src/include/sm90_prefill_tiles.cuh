@@ -12,16 +12,20 @@ constexpr int LINE = SWIZZLE_BYTES / 2;  // elements
 constexpr int SLOTS = 3;                 // tiles of queries announced at a time
 
 // Of shared memory, in bytes: queries [2][CONSUMERS][HALVES][GROUP_ROWS][LINE], then keys and values, each
-// [STAGES][TILE_KEYS / 8][HALVES][8][LINE].
-template <int HEAD_DIM, int CONSUMERS, int STAGES>
+// [STAGES][TILE_KEYS / 8][HALVES][8][LINE]. CODES: keys are e4m3, [STAGES][TILE_KEYS][HEAD_DIM], and so
+// become queries, in the first of their halves.
+template <int HEAD_DIM, int CONSUMERS, int STAGES, bool CODES>
 struct PrefillLayout {
   static constexpr int HALVES = HEAD_DIM / LINE;
   static constexpr int TILE_ROWS = GROUP_ROWS * CONSUMERS;
   static constexpr int QUERY_HALF = GROUP_ROWS * SWIZZLE_BYTES;
   static constexpr int QUERY_BYTES = HALVES * QUERY_HALF;
-  static constexpr int KEY_STEP = HALVES * SWIZZLE_REPEAT;
+  static constexpr int VALUE_STEP = HALVES * SWIZZLE_REPEAT;
+  static constexpr int VALUE_BYTES = TILE_KEYS / 8 * VALUE_STEP;
+  static constexpr int KEY_STEP = CODES ? SWIZZLE_REPEAT : VALUE_STEP;
   static constexpr int KEY_BYTES = TILE_KEYS / 8 * KEY_STEP;
   static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "a row of keys is one or two swizzled lines");
+  static_assert(!CODES || HEAD_DIM == SWIZZLE_BYTES, "a row of codes is one swizzled line");
   static_assert(STAGES >= 2, "a tile of keys is copied while another one is used");
 };
 
@@ -43,13 +47,14 @@ struct TileQueue {
 };
 
 // The barriers of the rings of keys and values and of the queue; by one thread, before the block meets.
-// `fillers`: warps that fill a tile of keys or values; `producers`: those that take tiles of queries.
+// `key_fillers`, `value_fillers`: warps that fill a tile; `producers`: those that take tiles of queries.
 template <int CONSUMERS, int STAGES>
-__device__ __forceinline__ void init_barriers(int fillers, int producers, Barrier* full_k, Barrier* full_v,
-                                              Barrier* empty_k, Barrier* empty_v, const TileQueue& queue) {
+__device__ __forceinline__ void init_barriers(int key_fillers, int value_fillers, int producers,
+                                              Barrier* full_k, Barrier* full_v, Barrier* empty_k,
+                                              Barrier* empty_v, const TileQueue& queue) {
   for (int i = 0; i < STAGES; ++i) {
-    barrier_init(&full_k[i], fillers);
-    barrier_init(&full_v[i], fillers);
+    barrier_init(&full_k[i], key_fillers);
+    barrier_init(&full_v[i], value_fillers);
     barrier_init(&empty_k[i], CONSUMERS * WARPS);
     barrier_init(&empty_v[i], CONSUMERS * WARPS);
   }

@@ -177,9 +177,9 @@ OF_FP8 = {
         "paged_attention_kernel": {"false false", "true false", "false true"},
         "paged_attention_prefill_kernel": {"64 2 64 false false false", "80 2 64 false false true"},
         "sm90_paged_attention_prefill_kernel": {
-            "64 3 2 false true false",
-            "128 2 2 false false false",
-            "128 2 2 false false true",
+            "64 3 2 false true false false",
+            "128 2 2 false false false true",
+            "128 2 2 false false true false",
         },
         "paged_attention_decode_kernel": {
             "80 4 4 true false false false",

@@ -1,6 +1,7 @@
 """A KV cache of e4m3 on a CUDA device against NumPy, and NumPy against float64 of the numbers that the cache holds.
 
-Slots without a token hold the code of NaN. The cases called "small" also run on the CPU (`tests/emulation`).
+Slots without a token hold the code of NaN. Where a kernel rounds queries to e4m3, too, it is compared with float64 of
+those. The cases called "small" also run on the CPU (`tests/emulation`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import pytest
 from tessera.engine.formats.fp8 import E4M3_VALUES, codes_of
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.attention import widen
+from tessera.engine.ops.cuda.attention import sm90_prefill, widen
 from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES
+from tessera.engine.ops.cuda.types import HALF_BYTES
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
@@ -95,6 +97,22 @@ class Inputs:
         caches = from_numpy(self.keys.copy(), ops.device), from_numpy(self.values.copy(), ops.device)
         return caches, None if self.scales is None else from_numpy(self.scales, ops.device)
 
+    def exactly(self, q: Array) -> Array:
+        """What the queries get from the numbers that the cache holds, in float64."""
+        plain, case = self.plain, self.case
+        return reference.paged_attention(
+            q,
+            self.key_numbers,
+            self.value_numbers,
+            plain.block_tables,
+            plain.cu_seqlens_q,
+            plain.context_lens,
+            case.scale,
+            case.sliding_window,
+            case.soft_cap,
+            self.sinks,
+        )
+
     def settings(self, ops: Ops) -> dict[str, Any]:
         case, sinks = self.case, None if self.sinks is None else from_numpy(self.sinks, ops.device)
         return {
@@ -111,31 +129,43 @@ def attend(ops: Ops, inputs: Inputs, out: Tensor | None = None) -> Array:
     return ops.paged_attention(q, *caches, metadata, **inputs.settings(ops), kv_scales=scales, out=out).numpy()
 
 
+def rounds_queries(case: AttentionCase, ops: CudaOps) -> bool:
+    """Whether those of rows with several meet the codes of keys."""
+    if case.dtype == float32 or not sm90_prefill.runs(ops.device, case.head_dim, case.block_size):
+        return False
+    shape = sm90_prefill.SHAPES[case.head_dim]
+    return shape.by_codes(e4m3=True, in_order=False, capped=case.soft_cap is not None)
+
+
+def rounded_queries(case: AttentionCase, q: Array) -> Array:
+    """q [T, Hq * D] as e4m3 times a scale for each head of a token, float64; rows with one query as they are."""
+    heads = q.astype(np.float32).reshape(len(q), case.num_heads, case.head_dim)
+    largest = np.maximum(np.abs(heads).max(-1, keepdims=True), np.float32(1e-30))
+    codes = codes_of((heads * (np.float32(448) / largest)).astype(np.float32))
+    rounded = (E4M3_VALUES[codes].astype(np.float64) * (largest / 448)).reshape(q.shape)
+    single = np.concatenate([np.full(queries, queries == 1) for queries, _ in case.rows])
+    padded = np.pad(single, (0, len(q) - len(single)))
+    return np.where(padded[:, None], q.astype(np.float64), rounded)
+
+
 @cases
 @scaled
 def test_attention(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
     inputs = Inputs(case, scaled)
     out = poisoned(inputs.plain.q.shape, case.dtype, cuda_ops.device)
-    assert_close(attend(cuda_ops, inputs, out), attend(cpu_ops, inputs), case.dtype)
+    found = attend(cuda_ops, inputs, out)
+    if rounds_queries(case, cuda_ops):
+        expected = inputs.exactly(rounded_queries(case, inputs.plain.q)).astype(case.dtype)
+    else:
+        expected = attend(cpu_ops, inputs)
+    assert_close(found, expected, case.dtype)
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_numpy_attends_to_what_the_small_cache_holds(case: AttentionCase, cpu_ops: CpuOps) -> None:
     case = replace(case, dtype=float32)
-    inputs, plain = Inputs(case, scaled=True), AttentionInputs(case)
-    expected = reference.paged_attention(
-        plain.q,
-        inputs.key_numbers,
-        inputs.value_numbers,
-        plain.block_tables,
-        plain.cu_seqlens_q,
-        plain.context_lens,
-        case.scale,
-        case.sliding_window,
-        case.soft_cap,
-        inputs.sinks,
-    )
-    assert_close(attend(cpu_ops, inputs), expected, float32)
+    inputs = Inputs(case, scaled=True)
+    assert_close(attend(cpu_ops, inputs), inputs.exactly(inputs.plain.q), float32)
 
 
 @pytest.mark.parametrize("case", [*SMALL, DECODES], ids=lambda case: case.name)
@@ -214,7 +244,8 @@ def test_rows_widened_ahead_have_the_same_bits(
         monkeypatch.setattr(widen, "MIN_QUERY_ROWS", 10 * case.num_heads // case.num_kv_heads)
         monkeypatch.setattr(widen, "MIN_KEYS", 100)
     inputs = Inputs(case, scaled)
-    tile_bytes = 2 * 2 * case.num_kv_heads * widen.TILE_KEYS * case.head_dim
+    kinds = 1 if rounds_queries(case, cuda_ops) else 2  # values alone, or keys too
+    tile_bytes = kinds * HALF_BYTES * case.num_kv_heads * widen.TILE_KEYS * case.head_dim
     tiles = [-(-context // widen.TILE_KEYS) for _, context in case.rows]
     fitting = sum(tiles) if room == "all" else tiles[0]
     monkeypatch.setattr(widen, "WIDENED_BYTES", fitting * tile_bytes)

@@ -49,26 +49,29 @@ struct SwizzledOperand {
   }
 };
 
-// Start sums[64xN] += a[64x16] b[16xN], with a in registers like mma.m16n8k16's and b's lines along N.
+// Start sums[64xN] = a[64x16] b[16xN], + sums where `add`, with a in registers like mma.m16n8k16's and b's
+// lines along N.
 template <typename T>
-__device__ __forceinline__ void wgmma_registers(float (&sums)[32], const unsigned* a, unsigned long long b);
+__device__ __forceinline__ void wgmma_registers(float (&sums)[32], const unsigned* a, unsigned long long b,
+                                                bool add);
 template <typename T>
-__device__ __forceinline__ void wgmma_registers(float (&sums)[64], const unsigned* a, unsigned long long b);
+__device__ __forceinline__ void wgmma_registers(float (&sums)[64], const unsigned* a, unsigned long long b,
+                                                bool add);
 
 // clang-format off
-#define DEFINE_WGMMA_REGISTERS(T, TYPE, N, FLOATS, NAMES, A, B)                                              \
+#define DEFINE_WGMMA_REGISTERS(T, TYPE, N, FLOATS, NAMES, A, B, ADD)                                         \
   template <>                                                                                               \
   __device__ __forceinline__ void wgmma_registers<T>(float (&sums)[N / 2], const unsigned* a,               \
-                                                     unsigned long long b) {                                \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, 1, 0;\n"                                             \
+                                                     unsigned long long b, bool add) {                      \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                       \
                  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A "}, "   \
                  B ", add, 1, 1, 1;\n}"                                                                     \
                  : FLOATS                                                                                   \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                     \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));         \
   }
 #define DEFINE_WGMMA_REGISTERS_SIZES(T, TYPE)                                                                \
-  DEFINE_WGMMA_REGISTERS(T, TYPE, 64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32, %33, %34, %35", "%36")       \
-  DEFINE_WGMMA_REGISTERS(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64, %65, %66, %67", "%68")
+  DEFINE_WGMMA_REGISTERS(T, TYPE, 64, WGMMA_FLOATS_32, WGMMA_NAMES_32, "%32, %33, %34, %35", "%36", "%37")       \
+  DEFINE_WGMMA_REGISTERS(T, TYPE, 128, WGMMA_FLOATS_64, WGMMA_NAMES_64, "%64, %65, %66, %67", "%68", "%69")
 // clang-format on
 
 DEFINE_WGMMA_REGISTERS_SIZES(__nv_bfloat16, "bf16")

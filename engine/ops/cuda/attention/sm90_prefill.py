@@ -3,11 +3,15 @@
 Where a step has few tiles of queries for the device's multiprocessors, the keys of rows with 1024 or more in sight are
 split, into as many parts as there is room for: the last bits of such a row depend on what else is in the step, and on
 how its prompt is cut into chunks. The same step gives the same bits every time. Attention in order splits no keys.
+
+Over a cache of e4m3 queries are rounded to e4m3 too, each with a scale, where heads are of 128 elements: their products
+with keys take half the time. In order, and under a soft cap, they are not.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -27,7 +31,7 @@ from tessera.engine.cuda.params import (
     OutUint,
     TensorMap,
 )
-from tessera.engine.cuda.tensor_map import SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
+from tessera.engine.cuda.tensor_map import SWIZZLE_BYTES, SWIZZLE_REPEAT, SWIZZLE_ROWS, row_groups_map
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory, PrefillSplits
 from tessera.engine.ops.cuda.attention.problem import (
     ATTENTION,
@@ -74,7 +78,7 @@ class Sm90PagedAttentionPrefillParams(NamedTuple):
 SM90_PREFILL = KernelSpec(
     file="attention/sm90_prefill.cu",
     name="sm90_paged_attention_prefill_kernel",
-    template=("T", "Cached", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS", "CAPPED"),
+    template=("T", "Cached", "HEAD_DIM", "CONSUMERS", "STAGES", "IN_ORDER", "SINKS", "CAPPED", "CODES"),
     params=Sm90PagedAttentionPrefillParams,
     min_arch=90,
     arch_specific=True,
@@ -124,9 +128,14 @@ class Sm90Shape:
     def tile_rows(self) -> int:
         return GROUP_ROWS * self.consumers
 
-    def template(self, *, in_order: bool, sinks: bool = False, capped: bool = False) -> tuple[str, ...]:
-        flags = ("true" if flag else "false" for flag in (in_order, sinks, capped))
-        return (str(self.head_dim), str(self.consumers), str(self.stages), *flags)
+    def by_codes(self, *, e4m3: bool, in_order: bool, capped: bool) -> bool:
+        """Whether queries meet keys as e4m3."""
+        return e4m3 and self.head_dim == SWIZZLE_BYTES and not in_order and not capped
+
+    def template(self, *, e4m3: bool, in_order: bool, sinks: bool = False, capped: bool = False) -> tuple[str, ...]:
+        flags = in_order, sinks, capped, self.by_codes(e4m3=e4m3, in_order=in_order, capped=capped)
+        words = ("true" if flag else "false" for flag in flags)
+        return (str(self.head_dim), str(self.consumers), str(self.stages), *words)
 
 
 SHAPES = {
@@ -137,17 +146,21 @@ SHAPES = {
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that is launched for elements of these C types."""
     pairs = [
-        (spec, shape.template(in_order=spec.batch_invariant, sinks=spec in WITH_SINKS, capped=spec in CAPPED))
+        (spec, shape)
         for spec in OF_E4M3
         for shape in SHAPES.values()
         if shape.head_dim in SINK_HEAD_DIMS or spec not in WITH_SINKS
         if shape.head_dim in CAPPED_HEAD_DIMS or spec not in CAPPED
     ]
+
+    def of(dtype: str, e4m3: bool) -> Iterator[Instantiation]:
+        for spec, shape in pairs:
+            flags = {"in_order": spec.batch_invariant, "sinks": spec in WITH_SINKS, "capped": spec in CAPPED}
+            template = shape.template(e4m3=e4m3, **flags)
+            yield OF_E4M3[spec] if e4m3 else spec, (dtype, E4M3 if e4m3 else dtype, *template)
+
     halves = [dtype for dtype in dtypes if dtype != "float"]
-    return [
-        *((spec, (dtype, dtype, *template)) for dtype in halves for spec, template in pairs),
-        *((OF_E4M3[spec], (dtype, E4M3, *template)) for dtype in halves for spec, template in pairs),
-    ]
+    return [found for e4m3 in (False, True) for dtype in halves for found in of(dtype, e4m3)]
 
 
 def runs(device: CudaDevice, head_dim: int, block_size: int = MIN_PIECE) -> bool:
@@ -176,12 +189,16 @@ def most_splits(num_keys: int) -> int:
     return min(tiles // MIN_SPLIT_TILES, MAX_SPLITS)
 
 
-def prefill_config(shape: Sm90Shape, num_units: int, multiprocessors: int, *, e4m3: bool = False) -> LaunchConfig:
+def prefill_config(
+    shape: Sm90Shape, num_units: int, multiprocessors: int, *, e4m3: bool = False, by_codes: bool = False
+) -> LaunchConfig:
     """A block for each multiprocessor, or for each of at most `num_units` splits of tiles if they are fewer."""
     rows = 2 * (shape.tile_rows + shape.stages * TILE_KEYS)
     shared_bytes = rows * shape.head_dim * HALF_BYTES + SWIZZLE_REPEAT
-    if e4m3:  # a tile of keys and one of values
+    if e4m3:  # codes of two tiles that are to be widened
         shared_bytes += 2 * TILE_KEYS * shape.head_dim
+    if by_codes:  # keys
+        shared_bytes -= shape.stages * TILE_KEYS * shape.head_dim
     grid = (min(multiprocessors, num_units), 1, 1)
     return LaunchConfig(grid, (WARPGROUP_SIZE * (shape.consumers + 1), 1, 1), shared_bytes)
 
@@ -192,9 +209,9 @@ def most_tiles(shape: Sm90Shape, num_tokens: int, num_seqs: int, num_heads: int,
     return per_head * num_kv_heads
 
 
-def heads_at_once(num_keys: int, num_kv_heads: int, head_dim: int, element_bytes: int = HALF_BYTES) -> int:
+def heads_at_once(num_keys: int, num_kv_heads: int, key_and_value_bytes: int) -> int:
     """Heads whose keys and values are read at the same time; those of all together may not stay in the L2."""
-    head_bytes = 2 * max(num_keys, 1) * head_dim * element_bytes
+    head_bytes = max(num_keys, 1) * key_and_value_bytes
     parts = ceil_div(num_kv_heads, max(NEAR_BYTES // head_bytes, 1))
     return ceil_div(num_kv_heads, parts)
 
@@ -220,22 +237,27 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     if not problem.in_order:
         num_units *= most_splits(num_keys)
     e4m3 = problem.cached == E4M3
-    config = prefill_config(shape, num_units, device.multiprocessors, e4m3=e4m3)
+    by_codes = shape.by_codes(e4m3=e4m3, in_order=problem.in_order, capped=problem.capped)
+    config = prefill_config(shape, num_units, device.multiprocessors, e4m3=e4m3, by_codes=by_codes)
     partial_out, partial_sums, arrivals = split_pointers(splits_of(operands.memory), shape, config.grid[0])
-    widened = launch_widening(device, operands) if e4m3 else None
+    widened = launch_widening(device, operands, with_keys=not by_codes) if e4m3 else None
+    key_map, value_map = NO_MAP, NO_MAP
+    key_bytes = value_bytes = operands.key_cache.dtype.itemsize * head_dim
     if widened is not None:
-        rows = widened.capacity(num_kv_heads, head_dim) * num_kv_heads * TILE_KEYS
-        key_map, value_map = (
-            row_groups_map(pointer, float16, rows, head_dim, TILE_KEYS) for pointer in widened.pointers
-        )
-    elif e4m3:
-        key_map = value_map = NO_MAP
-    else:
+        widened_rows = widened.capacity(num_kv_heads, head_dim, with_keys=not by_codes) * num_kv_heads * TILE_KEYS
+        keys, values = widened.pointers(with_keys=not by_codes)
+        value_bytes = HALF_BYTES * head_dim
+        value_map = row_groups_map(values, float16, widened_rows, head_dim, TILE_KEYS)
+        if keys is not None:
+            key_bytes = value_bytes
+            key_map = row_groups_map(keys, float16, widened_rows, head_dim, TILE_KEYS)
+    if by_codes:  # two of them are an element
+        key_map = row_groups_map(operands.key_cache.pointer, float16, rows, head_dim // HALF_BYTES, piece)
+    elif not e4m3:
         key_map, value_map = (
             row_groups_map(cache.pointer, q.dtype, rows, head_dim, piece)
             for cache in (operands.key_cache, operands.value_cache)
         )
-    read_bytes = HALF_BYTES if widened is not None else operands.key_cache.dtype.itemsize
     params = Sm90PagedAttentionPrefillParams(
         key_map=key_map,
         value_map=value_map,
@@ -256,7 +278,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         piece=piece,
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
-        heads_at_once=heads_at_once(num_keys, num_kv_heads, head_dim, read_bytes),
+        heads_at_once=heads_at_once(num_keys, num_kv_heads, key_bytes + value_bytes),
         scale_log2=operands.cap_log2 if problem.capped else operands.scale_log2,
         cap_scale=operands.scale_log2 if problem.capped else 0.0,
         key_cache=operands.key_cache,
@@ -270,7 +292,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
         spec = SM90_SINK_PREFILL_IN_ORDER if in_order else SM90_SINK_PREFILL
     elif capped:
         spec = SM90_CAPPED_PREFILL_IN_ORDER if in_order else SM90_CAPPED_PREFILL
-    template = shape.template(in_order=in_order, sinks=sinks, capped=capped)
+    template = shape.template(e4m3=e4m3, in_order=in_order, sinks=sinks, capped=capped)
     device.launch(OF_E4M3[spec] if e4m3 else spec, (problem.dtype, problem.cached, *template), config, params)
 
 

@@ -72,7 +72,7 @@ class WidenedCache:
     """Memory of widened keys and values.
 
     Attributes:
-        halves: float16, keys, then values.
+        halves: float16, keys, then values, or values alone.
         first_tiles: [MAX_ROWS] int32, where in it rows begin.
     """
 
@@ -85,14 +85,15 @@ class WidenedCache:
         halves = empty((WIDENED_BYTES // HALF_BYTES,), float16, device)
         return cls(halves, empty((MAX_ROWS,), int32, device))
 
-    def capacity(self, num_kv_heads: int, head_dim: int) -> int:
-        """Tiles of keys of all heads, and as many of values."""
-        return self.halves.size // 2 // (num_kv_heads * TILE_KEYS * head_dim)
+    def capacity(self, num_kv_heads: int, head_dim: int, *, with_keys: bool) -> int:
+        """Tiles of values of all heads, and as many of keys."""
+        kinds = 2 if with_keys else 1
+        return self.halves.size // kinds // (num_kv_heads * TILE_KEYS * head_dim)
 
-    @property
-    def pointers(self) -> tuple[int, int]:
+    def pointers(self, *, with_keys: bool) -> tuple[int | None, int]:
         """Of keys and of values."""
-        return self.halves.pointer, self.halves.pointer + self.halves.nbytes // 2
+        first = self.halves.pointer
+        return (first, first + self.halves.nbytes // 2) if with_keys else (None, first)
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -105,8 +106,8 @@ def widened_cache_of(memory: AttentionMemory) -> WidenedCache | None:
     return memory.shared(WidenedCache, WidenedCache.allocate)
 
 
-def launch_widening(device: CudaDevice, operands: AttentionOperands) -> WidenedCache | None:
-    """Widen what pays; None, and nothing is launched, where no row of the step can."""
+def launch_widening(device: CudaDevice, operands: AttentionOperands, *, with_keys: bool) -> WidenedCache | None:
+    """Widen what pays, or the values of it alone; None, and nothing is launched, where no row of the step can."""
     metadata = operands.metadata
     num_seqs, num_tokens = metadata.table_rows.shape[0], operands.q.shape[0]
     _, num_kv_heads, block_size, head_dim = operands.key_cache.shape
@@ -116,8 +117,8 @@ def launch_widening(device: CudaDevice, operands: AttentionOperands) -> WidenedC
     widened = widened_cache_of(operands.memory)
     if widened is None:
         return None
-    capacity = widened.capacity(num_kv_heads, head_dim)
-    keys, values = widened.pointers
+    capacity = widened.capacity(num_kv_heads, head_dim, with_keys=with_keys)
+    keys, values = widened.pointers(with_keys=with_keys)
     params = WidenCacheParams(
         key_cache=operands.key_cache,
         value_cache=operands.value_cache,
@@ -137,7 +138,7 @@ def launch_widening(device: CudaDevice, operands: AttentionOperands) -> WidenedC
         min_keys=MIN_KEYS,
         capacity=capacity,
     )
-    blocks = min(device.multiprocessors * BLOCKS, capacity * 2 * num_kv_heads)
+    blocks = min(device.multiprocessors * BLOCKS, capacity * (2 if with_keys else 1) * num_kv_heads)
     config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
     device.launch(WIDEN_CACHE, (E4M3, str(head_dim)), config, params)
     return widened
