@@ -1,4 +1,4 @@
-"""Forms of a model folder: its weights as they are, and quantised in every way that is evaluated.
+"""Forms of a model folder: its weights as they are, and quantised in every way that is evaluated; and its cache.
 
 Every scheme rounds to nearest.
 """
@@ -14,24 +14,35 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.formats import WeightFormat, WeightPart
+from tessera.engine.formats import KVFormat, WeightFormat, WeightPart
 from tessera.engine.formats.format import Float32Array, TensorLayout
 from tessera.engine.models.config import load_config
 from tessera.engine.models.quantised.rounded import RoundingName
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.models.weights.safetensors import SafetensorsFile
+from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.make import make_ops
-from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy
+from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy, uint8
 from tests.evaluation.scoring import Form, StepMemory
 from tests.support import quantisers
 from tests.support.op_cases import Array
 from tests.support.quantisers import SCHEMES, Scheme, gptq_config, pack_tensors, packed_config, write_tensors
+from tests.support.rounded_queries import RoundedQueryOps
 
 BLOCKS = {**SCHEMES["deepseek"].config, "weight_block_size": [128, 128]}
 PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+@dataclass(frozen=True)
+class E4m3Cache:
+    """Of keys and values, without scales, beside plain weights in float32."""
+
+    rounds_queries: bool
+
+
 # How a folder of it is made, what is asked for at the start, or the dtype of plain weights and of activations.
-Way: TypeAlias = "Scheme | RoundingName | np.dtype[Any]"
+Way: TypeAlias = "Scheme | RoundingName | E4m3Cache | np.dtype[Any]"
 PLAIN, SIXTEEN_BITS = "float32", "bfloat16"
 WAYS: dict[str, Way] = {  # by the name in the table
     PLAIN: float32,
@@ -57,6 +68,8 @@ WAYS: dict[str, Way] = {  # by the name in the table
         {"group_size": 64, "bits": 4}, lambda w: quantisers.mlx(w, 4, 64), "quantization", embeddings=True
     ),
     "`--quantization int4`": "int4",
+    "FP8 keys and values; `--kv-cache-dtype fp8`": E4m3Cache(rounds_queries=False),
+    "FP8 keys, values and queries": E4m3Cache(rounds_queries=True),
 }
 PROMISED = [PLAIN, SIXTEEN_BITS, *(name for name in WAYS if name.startswith("FP8"))]  # to be within half a point
 
@@ -71,7 +84,7 @@ class Forms:
 
     def __init__(self, source: Path, work: Path) -> None:
         self._source, self._work = source, work
-        self._memories: dict[np.dtype[Any], StepMemory] = {}
+        self._memories: dict[tuple[np.dtype[Any], KVFormat], StepMemory] = {}
 
     def load(self, way: Way) -> Loaded | None:
         """None where the model's sizes do not fit the scheme."""
@@ -80,23 +93,33 @@ class Forms:
                 return self._load(_quantised_folder(self._source, self._work, way))
             if isinstance(way, str):
                 return self._load(self._source, quantization=way)
+            if isinstance(way, E4m3Cache):
+                ops = RoundedQueryOps(CPU) if way.rounds_queries else make_ops(CPU)
+                return self._load(self._source, ops=ops, cache=KVFormat(uint8))
             return self._load(self._source, way)
         except (ValueError, ModelError):
             return None
 
     def _load(
-        self, folder: Path, dtype: np.dtype[Any] = float32, *, quantization: RoundingName | None = None
+        self,
+        folder: Path,
+        dtype: np.dtype[Any] = float32,
+        *,
+        quantization: RoundingName | None = None,
+        ops: Ops | None = None,
+        cache: KVFormat | None = None,
     ) -> Loaded:
-        config, ops = load_config(folder), make_ops(CPU)
+        config, ops = load_config(folder), ops or make_ops(CPU)
         if quantization is not None:
             config = rounded_while_loading(config, quantization, folder)
         weights = load_weights(folder, config, dtype, ops)
         nbytes = weights.nbytes
         for weight in weights.linear_weights():
             object.__setattr__(weight, "parts", tuple(map(_dequantised, weight.parts)))
-        if dtype not in self._memories:
-            self._memories[dtype] = StepMemory(config, dtype)
-        return Loaded(Form(config, weights, ops, self._memories[dtype]), nbytes)
+        key = dtype, cache or KVFormat(dtype)
+        if key not in self._memories:
+            self._memories[key] = StepMemory(config, *key)
+        return Loaded(Form(config, weights, ops, self._memories[key]), nbytes)
 
 
 def _quantised_folder(source: Path, work: Path, scheme: Scheme) -> Path:

@@ -76,11 +76,13 @@ class Row(NamedTuple):
 Rows: TypeAlias = "dict[str, Row | None]"
 
 
-def rows_of(source: Path, texts: list[Text], further: list[Text], title: str) -> Rows:
-    """Of each way, None where the model's sizes do not fit it; `further` texts are for those of `PROMISED` alone."""
+def rows_of(source: Path, texts: list[Text], further: list[Text], title: str, only: str) -> Rows:
+    """Of each way whose name has `only` in it, and of the two that others are compared with: None where the model's
+    sizes do not fit it. `further` texts are for those of `PROMISED` alone."""
+    ways = {name: way for name, way in WAYS.items() if only in name or name in (PLAIN, SIXTEEN_BITS)}
     with tempfile.TemporaryDirectory() as work:
         forms = Forms(source, Path(work))
-        loaded = {name: found for name, way in WAYS.items() if (found := forms.load(way)) is not None}
+        loaded = {name: found for name, way in ways.items() if (found := forms.load(way)) is not None}
     scores = {name: Scores() for name in loaded}
     promised = [name for name in PROMISED if name in loaded]
     steps = [*((step, list(loaded)) for step in in_steps(texts)), *((step, promised) for step in in_steps(further))]
@@ -89,7 +91,7 @@ def rows_of(source: Path, texts: list[Text], further: list[Text], title: str) ->
         for name in names:
             logprobs = plain if name == PLAIN else loaded[name].form.log_probabilities(step)
             scores[name].add(step, logprobs, plain)
-    return {name: _row(scores[name], scores[SIXTEEN_BITS], loaded[name]) if name in loaded else None for name in WAYS}
+    return {name: _row(scores[name], scores[SIXTEEN_BITS], loaded[name]) if name in loaded else None for name in ways}
 
 
 def _row(scores: Scores, sixteen: Scores, loaded: Loaded) -> Row:
@@ -138,6 +140,7 @@ def main() -> int:
         help="more of them for 16 bits and FP8, whose distance is promised (%(default)s)",
     )
     parser.add_argument("--phrasings", choices=SPLITS, default="usual", help="how cases are asked for (%(default)s)")
+    parser.add_argument("--only", default="", metavar="WORD", help="ways whose name has it; the others are left out")
     parser.add_argument("--stories", type=Path, help="folder of stories260K")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write docs/figures/quantisation.json, or its like")
     options = parser.parse_args()
@@ -147,9 +150,10 @@ def main() -> int:
     if options.stories is not None:
         models["stories260K"] = (options.stories, stories(options.stories), [])
     command = f"python -m tests.evaluation.quantisation --count {options.count} --further {options.further}"
+    command += f" --only {options.only}" if options.only else ""
     parts = {}
     for title, given in models.items():
-        part = parts[title] = part_of(title, rows_of(*given, title), command)
+        part = parts[title] = part_of(title, rows_of(*given, title, options.only), command)
         table = Table(*part["columns"])
         for row in part["rows"]:
             table.add_row(*map(shown, row))

@@ -64,10 +64,10 @@ def in_steps(texts: Iterable[Text]) -> Iterator[list[Text]]:
 class StepMemory:
     """A cache and activations for any step, which the forms of a model that have one dtype share."""
 
-    def __init__(self, config: ModelConfig, dtype: np.dtype[Any]) -> None:
+    def __init__(self, config: ModelConfig, dtype: np.dtype[Any], cache: KVFormat) -> None:
         # Each text fills its last block in part: with tokens of their own, as many blocks more suffice.
         blocks = 2 * STEP_TOKENS // BLOCK_SIZE
-        self.cache = KVCache(config, blocks, BLOCK_SIZE, KVFormat(dtype), CPU)
+        self.cache = KVCache(config, blocks, BLOCK_SIZE, cache, CPU)
         self.rope_tables = make_tables(config.ropes, STEP_TOKENS, CPU)
         self.buffers = StepBuffers(config, dtype, CPU, max_tokens=STEP_TOKENS, max_logits=STEP_TOKENS)
 

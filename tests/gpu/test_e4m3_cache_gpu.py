@@ -31,6 +31,7 @@ from tests.support.op_cases import (
     random_array,
 )
 from tests.support.reference import assert_close
+from tests.support.rounded_queries import rounded_queries
 
 Array = np.ndarray[Any, Any]
 
@@ -137,15 +138,11 @@ def rounds_queries(case: AttentionCase, ops: CudaOps) -> bool:
     return shape.by_codes(e4m3=True, in_order=False, capped=case.soft_cap is not None)
 
 
-def rounded_queries(case: AttentionCase, q: Array) -> Array:
-    """q [T, Hq * D] as e4m3 times a scale for each head of a token, float64; rows with one query as they are."""
-    heads = q.astype(np.float32).reshape(len(q), case.num_heads, case.head_dim)
-    largest = np.maximum(np.abs(heads).max(-1, keepdims=True), np.float32(1e-30))
-    codes = codes_of((heads * (np.float32(448) / largest)).astype(np.float32))
-    rounded = (E4M3_VALUES[codes].astype(np.float64) * (largest / 448)).reshape(q.shape)
+def queries_met(case: AttentionCase, q: Array) -> Array:
+    """q [T, Hq * D], rounded but for rows with one query, float64."""
     single = np.concatenate([np.full(queries, queries == 1) for queries, _ in case.rows])
     padded = np.pad(single, (0, len(q) - len(single)))
-    return np.where(padded[:, None], q.astype(np.float64), rounded)
+    return np.where(padded[:, None], q.astype(np.float64), rounded_queries(q, case.num_heads))
 
 
 @cases
@@ -155,7 +152,7 @@ def test_attention(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops
     out = poisoned(inputs.plain.q.shape, case.dtype, cuda_ops.device)
     found = attend(cuda_ops, inputs, out)
     if rounds_queries(case, cuda_ops):
-        expected = inputs.exactly(rounded_queries(case, inputs.plain.q)).astype(case.dtype)
+        expected = inputs.exactly(queries_met(case, inputs.plain.q)).astype(case.dtype)
     else:
         expected = attend(cpu_ops, inputs)
     assert_close(found, expected, case.dtype)
