@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.server_fixture import Server, running_server
+from tests.support.server_fixture import DEADLINE, Server, running_server
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
@@ -21,6 +21,7 @@ gpu-memory-utilization: 0.11
 max-model-len: 512
 max-num-seqs: 4
 sleep-host-gib: 2
+model-load-timeout: {deadline}
 models:
   - {{model: {folder}, served-model-name: first, gpu-memory-utilization: 0.05}}
   - {{model: {folder}, served-model-name: second, gpu-memory-utilization: 0.05, dtype: bfloat16}}
@@ -32,7 +33,7 @@ models:
 def server(cuda_device: CudaDevice, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("several")
     config = folder / "config.yaml"
-    config.write_text(CONFIG.format(folder=tiny_folder))
+    config.write_text(CONFIG.format(folder=tiny_folder, deadline=DEADLINE))
     with running_server(None, folder / "log", "--config", str(config), "--device", "cuda") as server:
         yield server
 
