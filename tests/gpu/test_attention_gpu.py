@@ -106,6 +106,28 @@ def test_the_portable_kernel_and_that_of_sm_90a_agree(case: AttentionCase, cuda_
     assert_close(attend(portable, inputs), expected, case.dtype)
 
 
+GROWING_ROWS = ((60, 600), (1, 300), (7, 500))
+
+
+def grow(inputs: AttentionInputs) -> None:
+    """Scores of each 128 keys are of another size: from a row's last key to its first, the way of prompts, they grow by
+    far more than 2^8, fall, and grow again."""
+    for row, (_, context) in enumerate(inputs.case.rows):
+        slots = np.arange(context)
+        block, offset = inputs.block_tables[row, slots // inputs.case.block_size], slots % inputs.case.block_size
+        sizes = np.array([30, 3, 8, 1, 1], np.float32)[slots // 128]
+        grown = inputs.key_cache[block, :, offset].astype(np.float32) * sizes[:, None, None]
+        inputs.key_cache[block, :, offset] = grown.astype(inputs.case.dtype)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scores_that_grow_small(head_dim: int, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    inputs = AttentionInputs(AttentionCase("", GROWING_ROWS, num_heads=8, head_dim=head_dim, dtype=dtype))
+    grow(inputs)
+    assert_close(attend(cuda_ops, inputs), attend(cpu_ops, inputs), dtype)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_more_tiles_than_blocks_give_the_same_every_time(head_dim: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
     """Which block takes which tile is not the same every time; the result is."""

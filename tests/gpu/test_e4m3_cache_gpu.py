@@ -21,6 +21,7 @@ from tessera.engine.ops.cuda.types import HALF_BYTES
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
+from tests.gpu.test_attention_gpu import GROWING_ROWS, grow
 from tests.support import reference
 from tests.support.op_cases import (
     DECODE_ROWS,
@@ -82,8 +83,8 @@ def codes(cache: Array, scales: Array) -> Array:
 class Inputs:
     """A case whose caches are e4m3."""
 
-    def __init__(self, case: AttentionCase, scaled: bool) -> None:
-        self.plain = AttentionInputs(case)
+    def __init__(self, case: AttentionCase, scaled: bool, plain: AttentionInputs | None = None) -> None:
+        self.plain = plain or AttentionInputs(case)
         self.case = case
         self.scales = scales_of(case, scaled)
         self.sinks = random_array(8, (case.num_heads,), case.dtype, 2.0) if "sinks" in case.name else None
@@ -145,10 +146,8 @@ def queries_met(case: AttentionCase, q: Array) -> Array:
     return np.where(padded[:, None], q.astype(np.float64), rounded_queries(q, case.num_heads))
 
 
-@cases
-@scaled
-def test_attention(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
-    inputs = Inputs(case, scaled)
+def check(inputs: Inputs, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    case = inputs.case
     out = poisoned(inputs.plain.q.shape, case.dtype, cuda_ops.device)
     found = attend(cuda_ops, inputs, out)
     if rounds_queries(case, cuda_ops):
@@ -156,6 +155,20 @@ def test_attention(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops
     else:
         expected = attend(cpu_ops, inputs)
     assert_close(found, expected, case.dtype)
+
+
+@cases
+@scaled
+def test_attention(case: AttentionCase, scaled: bool, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    check(Inputs(case, scaled), cuda_ops, cpu_ops)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scores_that_grow_small(head_dim: int, cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
+    case = AttentionCase("", GROWING_ROWS, num_heads=8, head_dim=head_dim, dtype=bfloat16)
+    plain = AttentionInputs(case)
+    grow(plain)
+    check(Inputs(case, scaled=False, plain=plain), cuda_ops, cpu_ops)
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
