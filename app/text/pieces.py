@@ -35,7 +35,7 @@ class PieceCutter:
 
     def cut(self, text: str, min_chars: int = MIN_PIECE_CHARS) -> list[str]:
         """At least `min_chars` each, but for the last; each but the first begins with such a token."""
-        if not self._separators or len(self._contents) > MAX_TAKEN_OUT or len(text) <= min_chars:
+        if not self._separators or len(self._contents) > MAX_TAKEN_OUT:
             return [text]
         pieces, begin = [], 0
         for found in self._taken_out(text):

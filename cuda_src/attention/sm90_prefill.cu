@@ -43,8 +43,8 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
     if (epilogue.lane == 0) barrier_arrive(empty);
   };
 
-  // Scores are of keys as the cache has them, which of e4m3 have a scale for each head, and CODES of such
-  // queries.
+  // Scores are of keys as the cache has them: those of e4m3 have a scale for each head, and with CODES
+  // queries have one for each row.
   float cap_scale = plain_cap_scale;
   auto scale_scores = [&](const AnnouncedTile& tile, int buffer) {
     if constexpr (!IS_E4M3<Cached>) return;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
   // Each turn multiplies one tile's weights by its values and computes the weights of the next one, which may
   // be the first of the next tile of queries.
   int step = 0;
-  bool adds = false;  // the weights in hand are not of a tile of queries' first tile of keys
+  bool adds = false;  // the weights in hand are not those of a tile of queries' first tile of keys
   while (true) {
     const int stage = step % STAGES, next_stage = (step + 1) % STAGES;
     if (visible.num_values < TILE_KEYS) {
@@ -148,8 +148,9 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
     if (is_last) {
       epilogue.store(queue.tiles[finished_slot], own.outputs);
       queue.free_slot(finished_slot);
+    } else {
+      own.rescale_outputs(softmax);
     }
-    if (!is_last) own.rescale_outputs(softmax);
     adds = !is_last;
     ++step;
   }
@@ -197,15 +198,15 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
 // Block: 128 * (CONSUMERS + 1) threads. Shared memory: 4 * (64 * CONSUMERS + 128 * STAGES) * HEAD_DIM + 1024
 // bytes, of e4m3 256 * HEAD_DIM more, CODES 128 * STAGES * HEAD_DIM less.
 // Unit of work: a warp group holds 64 rows of a tile; of one more group a warp chooses tiles, one copies keys
-// and one values, or of e4m3 the three others copy and widen both. The groups take turns to multiply, so that
-// one multiplies while another one computes weights; and a group multiplies the weights of a tile of keys
-// while it computes those of the next. Tiles of keys are taken from the last to the first and begin at
-// multiples of TILE_KEYS, so while keys are not split a query's result depends on its own row alone, and not
-// on how its prompt was cut into chunks. Splits change its last bits, as sums are added up in another order:
-// with a row's length, what else is in the step and the number of blocks, but not from one run to the next.
-// Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS keys are never split. IN_ORDER: no keys are
-// split, and tiles of keys outside of a query's window, which depend on the queries beside it, change
-// nothing.
+// and one values, or of e4m3 the three others copy and widen both, with CODES two of them the values alone.
+// The groups take turns to multiply, so that one multiplies while another one computes weights; and a group
+// multiplies the weights of a tile of keys while it computes those of the next. Tiles of keys are taken from
+// the last to the first and begin at multiples of TILE_KEYS, so while keys are not split a query's result
+// depends on its own row alone, and not on how its prompt was cut into chunks. Splits change its last bits,
+// as sums are added up in another order: with a row's length, what else is in the step and the number of
+// blocks, but not from one run to the next. Rows (or windows) of less than 2 * MIN_SPLIT_TILES * TILE_KEYS
+// keys are never split. IN_ORDER: no keys are split, and tiles of keys outside of a query's window, which
+// depend on the queries beside it, change nothing.
 template <typename T, typename Cached, int HEAD_DIM, int CONSUMERS, int STAGES, bool IN_ORDER, bool SINKS,
           bool CAPPED, bool CODES>
 __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)

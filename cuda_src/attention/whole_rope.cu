@@ -65,13 +65,7 @@ __device__ __forceinline__ void store_cached(Cached* to, const uint4& raw, float
 #pragma unroll
       for (int i = 0; i < CHUNK; ++i) values[i] = __fdiv_rn(values[i], scale);
     }
-    unsigned words[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      words[i] = pack_e4m3(values[i * 4], values[i * 4 + 1]) |
-                 static_cast<unsigned>(pack_e4m3(values[i * 4 + 2], values[i * 4 + 3])) << 16;
-    }
-    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack_four_e4m3(values), pack_four_e4m3(values + 4));
   } else {
     *reinterpret_cast<uint4*>(to) = raw;
   }

@@ -45,11 +45,5 @@ __device__ __forceinline__ uint2 e4m3_codes(const uint4& raw, float scale, float
       if (fabsf(product) > 2 * E4M3_MAX) scaled[i] = product;
     }
   }
-  unsigned words[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    words[i] = pack_e4m3(scaled[i * 4], scaled[i * 4 + 1]) |
-               static_cast<unsigned>(pack_e4m3(scaled[i * 4 + 2], scaled[i * 4 + 3])) << 16;
-  }
-  return make_uint2(words[0], words[1]);
+  return make_uint2(pack_four_e4m3(scaled), pack_four_e4m3(scaled + 4));
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cached.cuh"
+#include "fp8_rows.cuh"
 #include "online_softmax.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
@@ -157,7 +158,6 @@ struct VisibleKeys {
 template <typename T, typename Operand, int HEAD_DIM, int CONSUMERS, int STAGES, bool CODES>
 struct PrefillConsumer {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES, CODES>;
-  static constexpr float LARGEST_E4M3 = 448.0f;
   static constexpr float LEAST_MAXIMUM = 1e-30f;  // of a row's queries: less becomes 0
 
   int consumer;
@@ -245,18 +245,14 @@ struct PrefillConsumer {
       for (int lanes = 1; lanes < SEGMENTS; lanes *= 2) {
         maximum = fmaxf(maximum, __shfl_xor_sync(FULL_WARP, maximum, lanes));
       }
-      const float factor = __fdiv_rn(LARGEST_E4M3, maximum);
-      unsigned words[2];
+      const float factor = __fdiv_rn(E4M3_MAX, maximum);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float* const four = queries + i * 4;
-        words[i] = pack_e4m3(four[0] * factor, four[1] * factor) |
-                   static_cast<unsigned>(pack_e4m3(four[2] * factor, four[3] * factor)) << 16;
-      }
+      for (int i = 0; i < SEGMENT; ++i) queries[i] *= factor;
+      const uint2 codes = make_uint2(pack_four_e4m3(queries), pack_four_e4m3(queries + 4));
       __syncwarp();
       *reinterpret_cast<uint2*>(to + m * SWIZZLE_BYTES + (segment / 2 ^ m % 8) * 16 + segment % 2 * 8) =
-          make_uint2(words[0], words[1]);
-      if (segment == 0) scales[m] = maximum * (1.0f / LARGEST_E4M3);
+          codes;
+      if (segment == 0) scales[m] = maximum * (1.0f / E4M3_MAX);
     }
   }
 

@@ -100,7 +100,7 @@ class Inputs:
         return caches, None if self.scales is None else from_numpy(self.scales, ops.device)
 
     def exactly(self, q: Array) -> Array:
-        """What the queries get from the numbers that the cache holds, in float64."""
+        """Attention over the numbers in the cache, in float64."""
         plain, case = self.plain, self.case
         return reference.paged_attention(
             q,

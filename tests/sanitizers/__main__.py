@@ -71,8 +71,8 @@ def run(arguments: list[str], variables: dict[str, str], seconds: float, log: Pa
 
 
 def with_variable(name: str, value: str) -> list[int]:
-    """Processes that have the variable: those of tests too, of which servers are in no group of ours and would keep
-    a share of the GPU's memory."""
+    """Processes with the variable in their environment. They include servers that tests start in sessions of their
+    own, which would keep a share of the GPU's memory."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -86,7 +86,7 @@ def count_lines(file: Path) -> int:
 
 
 def accounts_of(failures: Path) -> dict[str, str]:
-    """What pytest says of each test that failed. A line that was being written as the run was killed is left out."""
+    """pytest's account of each failed test. A last line that a kill cut off is skipped."""
     lines = failures.read_text().split("\n")[:-1] if failures.exists() else []
     failed = [json.loads(line) for line in lines]
     return {failure["test"]: failure["account"] for failure in failed}

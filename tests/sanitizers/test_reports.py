@@ -96,15 +96,15 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
     assert [error_of(account) for account in accounts_of(failures).values()] == ["MemoryError: no room"]
 
 
-def test_a_killed_run_leaves_no_process(tmp_path: Path) -> None:
-    """A server is in no group of the run's."""
-    begins = (
-        "import subprocess, time; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
-    )
+@pytest.mark.parametrize("ends", [True, False])
+def test_no_process_outlives_a_run(ends: bool, tmp_path: Path) -> None:
+    """Not even one in a session of its own, as servers are."""
+    begins = "import signal, subprocess as s; print(s.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
     variables = {**os.environ, "FAILURES": str(tmp_path / "failures")}
     marked = ("FAILURES", variables["FAILURES"])
     log = tmp_path / "log"
-    assert run([sys.executable, "-c", f"{begins}; time.sleep(600)"], variables, 2.0, log) is None
+    script, seconds = (begins, 60.0) if ends else (f"{begins}; signal.pause()", 2.0)
+    assert run([sys.executable, "-c", script], variables, seconds, log) == (0 if ends else None)
     assert log.read_text().strip().isdigit()
     end = time.monotonic() + 20.0
     while with_variable(*marked):

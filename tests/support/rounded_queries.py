@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from tessera.engine.formats.fp8 import E4M3_VALUES, codes_of
+from tessera.engine.formats.fp8 import E4M3_MAX, E4M3_VALUES, codes_of
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.tensor import Tensor, from_numpy
 
 Array = np.ndarray[Any, Any]
-LARGEST = np.float32(448)  # of e4m3
 LEAST_MAXIMUM = np.float32(1e-30)
 
 
@@ -20,8 +19,8 @@ def rounded_queries(q: Array, num_heads: int) -> Array:
     """q [T, Hq * D] as e4m3 times a scale for each head of a token, float64."""
     heads = q.astype(np.float32).reshape(len(q), num_heads, -1)
     largest = np.maximum(np.abs(heads).max(-1, keepdims=True), LEAST_MAXIMUM)
-    codes = codes_of((heads * (LARGEST / largest)).astype(np.float32))
-    rounded: Array = E4M3_VALUES[codes].astype(np.float64) * (largest / LARGEST)
+    codes = codes_of((heads * (E4M3_MAX / largest)).astype(np.float32))
+    rounded: Array = E4M3_VALUES[codes].astype(np.float64) * (largest / E4M3_MAX)
     return rounded.reshape(q.shape)
 
 

@@ -9,6 +9,11 @@ __device__ __forceinline__ unsigned short pack_e4m3(float low, float high) {
   return packed;
 }
 
+// Four floats, the first in the lowest byte.
+__device__ __forceinline__ unsigned pack_four_e4m3(const float* values) {
+  return pack_e4m3(values[0], values[1]) | static_cast<unsigned>(pack_e4m3(values[2], values[3])) << 16;
+}
+
 // Two e4m3 as a pair of __half, exactly.
 __device__ __forceinline__ unsigned unpack_e4m3(unsigned short codes) {
   unsigned halves;

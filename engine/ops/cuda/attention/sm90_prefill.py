@@ -244,13 +244,12 @@ def _launch(device: CudaDevice, problem: AttentionProblem, shape: Sm90Shape, ope
     key_map, value_map = NO_MAP, NO_MAP
     key_bytes = value_bytes = operands.key_cache.dtype.itemsize * head_dim
     if widened is not None:
-        widened_rows = widened.capacity(num_kv_heads, head_dim, with_keys=not by_codes) * num_kv_heads * TILE_KEYS
-        keys, values = widened.pointers(with_keys=not by_codes)
+        widened_rows = widened.capacity * num_kv_heads * TILE_KEYS
         value_bytes = HALF_BYTES * head_dim
-        value_map = row_groups_map(values, float16, widened_rows, head_dim, TILE_KEYS)
-        if keys is not None:
+        value_map = row_groups_map(widened.values, float16, widened_rows, head_dim, TILE_KEYS)
+        if widened.keys is not None:
             key_bytes = value_bytes
-            key_map = row_groups_map(keys, float16, widened_rows, head_dim, TILE_KEYS)
+            key_map = row_groups_map(widened.keys, float16, widened_rows, head_dim, TILE_KEYS)
     if by_codes:  # two of them are an element
         key_map = row_groups_map(operands.key_cache.pointer, float16, rows, head_dim // HALF_BYTES, piece)
     elif not e4m3:

@@ -85,15 +85,21 @@ class WidenedCache:
         halves = empty((WIDENED_BYTES // HALF_BYTES,), float16, device)
         return cls(halves, empty((MAX_ROWS,), int32, device))
 
-    def capacity(self, num_kv_heads: int, head_dim: int, *, with_keys: bool) -> int:
-        """Tiles of values of all heads, and as many of keys."""
-        kinds = 2 if with_keys else 1
-        return self.halves.size // kinds // (num_kv_heads * TILE_KEYS * head_dim)
+    def of(self, num_kv_heads: int, head_dim: int, *, with_keys: bool) -> WidenedTiles:
+        """Its tiles for heads of this size."""
+        first, kinds = self.halves.pointer, 2 if with_keys else 1
+        capacity = self.halves.size // kinds // (num_kv_heads * TILE_KEYS * head_dim)
+        values = first + self.halves.nbytes // 2 if with_keys else first
+        return WidenedTiles(first if with_keys else None, values, self.first_tiles, capacity)
 
-    def pointers(self, *, with_keys: bool) -> tuple[int | None, int]:
-        """Of keys and of values."""
-        first = self.halves.pointer
-        return (first, first + self.halves.nbytes // 2) if with_keys else (None, first)
+
+class WidenedTiles(NamedTuple):
+    """Addresses of keys, or None where they stay as they are, and of values, `capacity` tiles of all heads each."""
+
+    keys: int | None
+    values: int
+    first_tiles: Tensor
+    capacity: int
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -106,7 +112,7 @@ def widened_cache_of(memory: AttentionMemory) -> WidenedCache | None:
     return memory.shared(WidenedCache, WidenedCache.allocate)
 
 
-def launch_widening(device: CudaDevice, operands: AttentionOperands, *, with_keys: bool) -> WidenedCache | None:
+def launch_widening(device: CudaDevice, operands: AttentionOperands, *, with_keys: bool) -> WidenedTiles | None:
     """Widen what pays, or the values of it alone; None, and nothing is launched, where no row of the step can."""
     metadata = operands.metadata
     num_seqs, num_tokens = metadata.table_rows.shape[0], operands.q.shape[0]
@@ -114,11 +120,10 @@ def launch_widening(device: CudaDevice, operands: AttentionOperands, *, with_key
     min_queries = ceil_div(MIN_QUERY_ROWS * num_kv_heads, operands.num_heads)
     if num_tokens < max(MIN_STEP_TOKENS, min_queries) or metadata.max_context_len < MIN_KEYS or num_seqs > MAX_ROWS:
         return None
-    widened = widened_cache_of(operands.memory)
-    if widened is None:
+    memory = widened_cache_of(operands.memory)
+    if memory is None:
         return None
-    capacity = widened.capacity(num_kv_heads, head_dim, with_keys=with_keys)
-    keys, values = widened.pointers(with_keys=with_keys)
+    widened = memory.of(num_kv_heads, head_dim, with_keys=with_keys)
     params = WidenCacheParams(
         key_cache=operands.key_cache,
         value_cache=operands.value_cache,
@@ -126,8 +131,8 @@ def launch_widening(device: CudaDevice, operands: AttentionOperands, *, with_key
         table_rows=metadata.table_rows,
         cu_seqlens_q=metadata.cu_seqlens_q,
         context_lens=metadata.context_lens,
-        keys=keys,
-        values=values,
+        keys=widened.keys,
+        values=widened.values,
         first_tiles=widened.first_tiles,
         num_seqs=num_seqs,
         num_kv_heads=num_kv_heads,
@@ -136,9 +141,10 @@ def launch_widening(device: CudaDevice, operands: AttentionOperands, *, with_key
         sliding_window=operands.window,
         min_queries=min_queries,
         min_keys=MIN_KEYS,
-        capacity=capacity,
+        capacity=widened.capacity,
     )
-    blocks = min(device.multiprocessors * BLOCKS, capacity * (2 if with_keys else 1) * num_kv_heads)
+    parts = (2 if with_keys else 1) * num_kv_heads  # of a tile
+    blocks = min(device.multiprocessors * BLOCKS, widened.capacity * parts)
     config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1))
     device.launch(WIDEN_CACHE, (E4M3, str(head_dim)), config, params)
     return widened
