@@ -2,20 +2,24 @@
 
     python -m tests.sanitizers memcheck --workers 12 --seconds 500 --done memcheck.txt
 
-A run that has ended too soon goes on where it was when it is started again with the same file of --done. Ends with 1
-where a test failed, has not run, or the tool has found something.
+A run that has ended too soon goes on where it was when it is started again with the same file of --done. Tests in front
+of which a process has ended, for want of the device's memory, run in a next round. Ends with 1 where a test failed, has
+not run, or the tool has found something.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -41,15 +45,16 @@ def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     sanitizer += ["--report-api-errors", "no", "--print-limit", "1000", sys.executable]
     options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
     options += [part for name in UNSUITABLE for part in ("--deselect", name)]
-    return [*sanitizer, *options, "-n", str(workers), "--dist", "worksteal", *tests]
+    workers_of = ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "1000"]
+    return [*sanitizer, *options, *workers_of, *tests]
 
 
-def environment(tool: str, done: Path, failures: Path) -> dict[str, str]:
+def environment(tool: str, files: dict[str, Path]) -> dict[str, str]:
     """Each of pytest-xdist's processes takes another GPU first, where this names all."""
     gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.splitlines()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus)))))
-    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "RESUMED": str(done), "FAILURES": str(failures)}
-    variables |= {"TESSERA_REQUIRE_GPU": "1", "SERVER_DEADLINE": str(TEST_SECONDS - 50)}
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "TESSERA_REQUIRE_GPU": "1"}
+    variables |= {"SERVER_DEADLINE": str(TEST_SECONDS - 50), **{name: str(file) for name, file in files.items()}}
     return {**variables, "EVERY_LANE_ARRIVES": "1"} if tool == "racecheck" else variables
 
 
@@ -139,12 +144,23 @@ def main() -> int:
         logs.mkdir(parents=True, exist_ok=True)
         done = (given.done or Path(folder) / "done").absolute()
         before = count_lines(done)
-        tests, tool = logs / f"{given.tool}-tests.log", logs / f"{given.tool}-tool.log"
-        failures = (logs / f"{given.tool}-failures.jsonl").absolute()
+        failures, put_off = (logs.absolute() / f"{given.tool}-{name}" for name in ("failures.jsonl", "put-off.txt"))
         failures.unlink(missing_ok=True)
-        arguments = command(given.tool, given.workers, tool.absolute(), given.tests)
-        code = run(arguments, environment(given.tool, done, failures), given.seconds, tests)
-        found = reports_of(tool.read_text(errors="replace") if tool.exists() else "")
+        done_before = Path(folder) / "done-before"  # as it was, for processes that begin later
+        files = {"DONE": done, "DONE_BEFORE": done_before, "FAILURES": failures, "PUT_OFF": put_off}
+        variables = environment(given.tool, files)
+        end = time.monotonic() + given.seconds
+        found: Counter[Report] = Counter()
+        for turn in itertools.count(1):
+            put_off.unlink(missing_ok=True)
+            done.touch()
+            shutil.copy(done, done_before)
+            tests, tool = (logs.absolute() / f"{given.tool}-{name}-{turn}.log" for name in ("tests", "tool"))
+            arguments = command(given.tool, given.workers, tool, given.tests)
+            code = run(arguments, variables, end - time.monotonic(), tests)
+            found += reports_of(tool.read_text(errors="replace") if tool.exists() else "")
+            if code is None or not put_off.exists() or count_lines(done) == count_lines(done_before):
+                break
         accounts = accounts_of(failures)
         after = count_lines(done)
     console = Console(width=150)

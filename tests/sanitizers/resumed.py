@@ -1,6 +1,10 @@
-"""A pytest plugin, `-p tests.sanitizers.resumed`: of the tests that a file names, which RESUMED says, none runs again,
-and those that end well are added to it as they do. To the file that FAILURES says is added why others do not: a line of
-JSON each, so that a run which is killed has said it, too.
+"""A pytest plugin, `-p tests.sanitizers.resumed`: of the tests in the file that DONE_BEFORE names none runs again.
+Those that end well are added to that of DONE as they do. To that of FAILURES is added why others do not: a line of JSON
+each, so that a run which is killed has said it, too.
+
+A tool keeps memory of the device for each kernel that a process has launched, and a finding may end a process's use of
+the device. So a process of pytest-xdist ends in front of its next test where the device has little memory left, or does
+not answer, and another one takes its place. The file that PUT_OFF says names the tests that have not run for that.
 """
 
 from __future__ import annotations
@@ -11,35 +15,57 @@ from pathlib import Path
 
 import pytest
 
+from tessera.engine.contract.errors import DeviceError
 
-def file() -> Path:
-    return Path(os.environ["RESUMED"])
+LEAST_FREE = 0.25  # of the device's memory: a test and its kernels have taken 27 GB
+USED_UP = pytest.StashKey[bool]()  # whether this process ends in front of its next test
+FAILED: set[str] = set()
 
 
-def done() -> set[str]:
-    return set(file().read_text().splitlines()) if file().exists() else set()
+def file(name: str) -> Path:
+    return Path(os.environ[name])
+
+
+def lines(name: str) -> set[str]:
+    return set(file(name).read_text().splitlines()) if file(name).exists() else set()
+
+
+def add(name: str, line: str) -> None:
+    with file(name).open("a") as added:
+        added.write(f"{line}\n")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    before = done()
+    before = lines("DONE_BEFORE")
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])
     items[:] = [item for item in items if item.nodeid not in before]
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In one process alone: those of pytest-xdist send their reports to their parent."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        return
-    if report.failed:
-        with Path(os.environ["FAILURES"]).open("a") as added:
-            added.write(json.dumps({"test": report.nodeid, "account": report.longreprtext}) + "\n")
-    elif report.skipped or report.when == "call":
-        with file().open("a") as added:
-            added.write(f"{report.nodeid}\n")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and item.config.stash.get(USED_UP, False):
+        add("PUT_OFF", item.nodeid)
+        os._exit(1)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Other processes need the memory that this one keeps for later tests."""
     device = getattr(item, "funcargs", {}).get("cuda_device")
-    if device is not None:
+    if device is None:
+        return
+    try:
         device.empty_cache()
+        item.config.stash[USED_UP] = device.free_memory() < LEAST_FREE * device.total_memory
+    except DeviceError:
+        item.config.stash[USED_UP] = True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """In one process alone: those of pytest-xdist send their reports to their parent."""
+    if "PYTEST_XDIST_WORKER" in os.environ or report.nodeid in lines("PUT_OFF"):
+        return
+    if report.failed:
+        FAILED.add(report.nodeid)
+        add("FAILURES", json.dumps({"test": report.nodeid, "account": report.longreprtext}))
+    elif report.when == "teardown" and report.nodeid not in FAILED:
+        add("DONE", report.nodeid)

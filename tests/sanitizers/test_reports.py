@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import textwrap
 import time
@@ -63,12 +64,19 @@ def test_a_log_without_reports_has_none() -> None:
     assert not reports_of("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n")
 
 
-def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, failures = pytester.path / "done.txt", pytester.path / "failures.jsonl"
-    monkeypatch.setenv("RESUMED", str(done))
-    monkeypatch.setenv("FAILURES", str(failures))
+@pytest.fixture
+def files(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """What the plugin reads and writes."""
+    found = {name: pytester.path / name.lower() for name in ("DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF")}
+    for name, file in found.items():
+        monkeypatch.setenv(name, str(file))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    return found
+
+
+def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, files: dict[str, Path]) -> None:
+    done, failures = files["DONE"], files["FAILURES"]
     pytester.makepyfile(
         textwrap.dedent("""
             import pytest
@@ -87,6 +95,7 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
     plugin = ("-p", "tests.sanitizers.resumed", "-p", "no:cacheprovider")
     pytester.runpytest_subprocess(*plugin).assert_outcomes(passed=2, skipped=1, failed=1)
     assert len(done.read_text().splitlines()) == 3
+    shutil.copy(done, files["DONE_BEFORE"])
     again = pytester.runpytest_subprocess(*plugin)
     again.assert_outcomes(failed=1, deselected=3)
     failed = [json.loads(line) for line in failures.read_text().splitlines()]
@@ -94,6 +103,52 @@ def test_a_run_goes_on_where_the_last_one_ended(pytester: pytest.Pytester, monke
     with failures.open("a") as file:
         file.write('{"test": "killed mea')
     assert [error_of(account) for account in accounts_of(failures).values()] == ["MemoryError: no room"]
+
+
+@pytest.mark.parametrize("free", [30, 20, None], ids=["enough", "short", "lost"])
+def test_a_process_ends_where_memory_is_short_or_the_device_is_lost(
+    free: int | None, pytester: pytest.Pytester, files: dict[str, Path]
+) -> None:
+    """The test in front of which it ends is no failure; it runs with the next run."""
+    pytester.makepyfile(
+        textwrap.dedent(f"""
+            import pytest
+            from tessera.engine.contract.errors import DeviceError
+
+            class Device:
+                total_memory = 100
+
+                def empty_cache(self):
+                    pass
+
+                def free_memory(self):
+                    if {free} is None:
+                        raise DeviceError("unspecified launch failure")
+                    return {free}
+
+            @pytest.fixture(scope="session")
+            def cuda_device():
+                return Device()
+
+            def test_1(cuda_device):
+                pass
+
+            def test_2():
+                pass
+        """)
+    )
+
+    def run_tests() -> list[str]:
+        """The tests that have ended well by now."""
+        files["PUT_OFF"].unlink(missing_ok=True)
+        shutil.copy(files["DONE"], files["DONE_BEFORE"])
+        pytester.runpytest_subprocess("-p", "tests.sanitizers.resumed", "-p", "no:cacheprovider", "-n", "1")
+        return [line[-1] for line in files["DONE"].read_text().splitlines()]
+
+    files["DONE"].touch()
+    assert run_tests() == (["1", "2"] if free == 30 else ["1"])
+    assert run_tests() == ["1", "2"]
+    assert not files["FAILURES"].exists()
 
 
 @pytest.mark.parametrize("ends", [True, False])
