@@ -33,6 +33,9 @@ from tests.sanitizers.reports import Report, reports_of
 from tests.support.paths import ROOT
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+OF_BARRIERS = ("racecheck", "synccheck")
+MOST_BARRIERS = 128  # of a block; `sm90_block_row_kernel` has 25 with a long ring
+MOST_LAUNCHES = 8  # whose memory the tool holds at a time
 TEST_SECONDS = 600
 UNSUITABLE = {  # tests of what a tool prevents
     "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
@@ -42,7 +45,11 @@ UNSUITABLE = {  # tests of what a tool prevents
 def command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     sanitizer = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--log-file", str(log)]
     # API errors are what some tests are about.
-    sanitizer += ["--report-api-errors", "no", "--print-limit", "1000", sys.executable]
+    sanitizer += ["--report-api-errors", "no", "--print-limit", "1000"]
+    sanitizer += ["--force-synchronization-limit", str(MOST_LAUNCHES)]
+    if tool in OF_BARRIERS:
+        sanitizer += ["--num-cuda-barriers", str(MOST_BARRIERS)]
+    sanitizer.append(sys.executable)
     options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
     options += [part for name in UNSUITABLE for part in ("--deselect", name)]
     workers_of = ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "1000"]
