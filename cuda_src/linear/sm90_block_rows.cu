@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(ROWS_THREADS, 1) sm90_block_rows_kernel(SM90_B
     barrier_wait(&shared.full[place.slot], place.parity);
     items.load(shared_memory + place.slot * Stage::CODES, header_ring + place.slot * Stage::HEADERS);
   };
-  // Multiplies an item and loads the next. The last one is loaded twice, and frees its slot once.
+  // Multiplies an item and loads the next. The last one is loaded twice: its slot is not filled again.
   const auto take = [&](int part) {
     if (--left > 0) place.advance();
     items.begin(part);
     load();
     items.end();
-    if (left > 0) barrier_arrive_warp(&shared.empty[place.slot]);
+    if (!SLOTS_ARE_FREED_ONCE || left > 0) barrier_arrive_warp(&shared.empty[place.slot]);
   };
 
   load();

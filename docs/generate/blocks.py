@@ -12,6 +12,7 @@ from docs.generate.models import models_table
 from docs.generate.paths import DOCS, ROOT
 from docs.generate.request_path import request_list
 from docs.generate.routing import routing_table
+from docs.generate.sanitizers import sanitizers_table
 from docs.generate.sizing import TABLES as SIZING_TABLES
 
 BLOCKS = {
@@ -21,6 +22,7 @@ BLOCKS = {
     "clients": clients_table,
     "models": models_table,
     "routing": routing_table,
+    "sanitizers": sanitizers_table,
 }
 BLOCK = re.compile(r"(<!-- begin: (?P<name>[\w-]+) -->\n).*?(<!-- end: (?P=name) -->)", re.DOTALL)
 

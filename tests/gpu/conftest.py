@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Where there are several GPUs, each of pytest-xdist's workers has another one as its device 0.
 
-    With EVERY_LANE_ARRIVES=1 kernels are as NVIDIA's racecheck needs them (`cuda_src/include/warp_arrival.cuh`).
+    KERNEL_MACRO is one that kernels are compiled with, for NVIDIA's sanitizers.
     """
-    if os.environ.get("EVERY_LANE_ARRIVES") == "1":
-        compiler.OPTIONS += ("-DEVERY_LANE_ARRIVES",)
+    if macro := os.environ.get("KERNEL_MACRO"):
+        compiler.OPTIONS += (f"-D{macro}",)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if worker.startswith("gw") and len(gpus) > 1:

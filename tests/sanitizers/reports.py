@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 HEAD = re.compile(r"^========= (?=\S)(.*)$")
@@ -17,10 +16,11 @@ SUMMARIES = ("COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SU
 
 
 class Report(NamedTuple):
-    """`what`: the tool's words, without numbers. `where`: the kernel, or the test if it is about a copy, or empty."""
+    """`what`: the tool's words, without numbers. `kernel`, `test`: where it was, empty where the tool does not say."""
 
     what: str
-    where: str
+    kernel: str
+    test: str
 
 
 def reports_of(log: str) -> Counter[Report]:
@@ -29,7 +29,7 @@ def reports_of(log: str) -> Counter[Report]:
         what = re.split(" between | while launching ", lines[0])[0]
         kernels = (_kernel(line) for line in lines[:2])
         tests = (test[1] for line in lines if (test := TEST.search(line)))
-        found[Report(NUMBER.sub("N", what), next(filter(None, chain(kernels, tests)), ""))] += 1
+        found[Report(NUMBER.sub("N", what), next(filter(None, kernels), ""), next(tests, ""))] += 1
     return found
 
 

@@ -1,10 +1,12 @@
-"""A pytest plugin, `-p tests.sanitizers.resumed`: of the tests in the file that DONE_BEFORE names none runs again.
-Those that end well are added to that of DONE as they do. To that of FAILURES is added why others do not: a line of JSON
-each, so that a run which is killed has said it, too.
+"""A pytest plugin, `-p tests.sanitizers.resumed`, whose files environment variables name.
+
+COLLECTED gets all tests that there are. Of those in DONE_BEFORE, and of the cases of functions there, none runs. Those
+that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a run
+which is killed has said it, too.
 
 A tool keeps memory of the device for each kernel that a process has launched, and a finding may end a process's use of
 the device. So a process of pytest-xdist ends in front of its next test where the device has little memory left, or does
-not answer, and another one takes its place. The file that PUT_OFF says names the tests that have not run for that.
+not answer, and another one takes its place. PUT_OFF gets the tests that have not run for that.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tessera.engine.contract.errors import DeviceError
+from tests.sanitizers.record import function_of
 
 LEAST_FREE = 0.25  # of the device's memory: a test and its kernels have taken 27 GB
 USED_UP = pytest.StashKey[bool]()  # whether this process ends in front of its next test
@@ -37,8 +40,14 @@ def add(name: str, line: str) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     before = lines("DONE_BEFORE")
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in before])
-    items[:] = [item for item in items if item.nodeid not in before]
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        file("COLLECTED").write_text("".join(f"{item.nodeid}\n" for item in items))
+    done: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        (done if before & {item.nodeid, function_of(item.nodeid)} else left).append(item)
+    config.hook.pytest_deselected(items=done)
+    items[:] = left
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,0 +1,133 @@
+"""The GPU tests under a tool: processes that end and are replaced, in rounds until every test has run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.sanitizers.reports import Report, reports_of
+from tests.support.paths import ROOT
+
+OF_BARRIERS = ("racecheck", "synccheck")
+MOST_BARRIERS = 128  # of a block; `sm90_block_row_kernel` has 25 with a long ring
+MACROS = {"racecheck": "EVERY_LANE_ARRIVES", "synccheck": "FREE_SLOTS_ONCE"}  # that kernels are compiled with
+MOST_LAUNCHES = 8  # whose memory a tool holds at a time
+TEST_SECONDS = 600
+UNSUITABLE = {  # tests of what a tool prevents
+    "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`code`: pytest's exit code of the last round, None if there was no more time. `collected`: all tests that there
+    are. `done`: those that have ended well. `accounts`: pytest's of each failed one. `found`: what the tool reported.
+    """
+
+    code: int | None
+    collected: list[str]
+    done: set[str]
+    accounts: dict[str, str]
+    found: Counter[Report]
+
+    @property
+    def passed(self) -> bool:
+        return self.code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not self.found
+
+
+def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, seconds: float, logs: Path) -> Outcome:
+    """Tests in front of which a process has ended, for want of the device's memory, run in the next round.
+
+    `skipped`: tests, and functions all of whose cases are meant. `logs`: a folder.
+    """
+    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF")
+    files = {name: logs.absolute() / f"{tool}-{name.lower()}.txt" for name in names}
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    variables = _environment(tool, files)
+    end = time.monotonic() + seconds
+    found: Counter[Report] = Counter()
+    done: set[str] = set()
+    for turn in itertools.count(1):
+        files["DONE_BEFORE"].write_text("".join(f"{name}\n" for name in sorted(skipped | done)))
+        files["PUT_OFF"].unlink(missing_ok=True)
+        log, report = (logs.absolute() / f"{tool}-{name}-{turn}.log" for name in ("tests", "tool"))
+        code = run(_command(tool, workers, report, tests), variables, end - time.monotonic(), log)
+        found += reports_of(report.read_text(errors="replace") if report.exists() else "")
+        before, done = done, set(_lines(files["DONE"]))
+        if code is None or not files["PUT_OFF"].exists() or done == before:
+            break
+    return Outcome(code, _lines(files["COLLECTED"]), done, accounts_of(files["FAILURES"]), found)
+
+
+def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
+    sanitizer = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--log-file", str(log)]
+    # API errors are what some tests are about.
+    sanitizer += ["--report-api-errors", "no", "--print-limit", "1000"]
+    sanitizer += ["--force-synchronization-limit", str(MOST_LAUNCHES)]
+    if tool in OF_BARRIERS:
+        sanitizer += ["--num-cuda-barriers", str(MOST_BARRIERS)]
+    options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
+    options += [part for name in UNSUITABLE for part in ("--deselect", name)]
+    # A few tests at a time, in their order, so that functions are soon done.
+    options += ["-n", str(workers), "--dist", "load", "--maxschedchunk", "4", "--max-worker-restart", "1000"]
+    return [*sanitizer, sys.executable, *options, *tests]
+
+
+def _environment(tool: str, files: dict[str, Path]) -> dict[str, str]:
+    """Each of pytest-xdist's processes takes another GPU first, where this names all."""
+    gpus = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.splitlines()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus)))))
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "TESSERA_REQUIRE_GPU": "1"}
+    variables |= {"SERVER_DEADLINE": str(TEST_SECONDS - 50), **{name: str(file) for name, file in files.items()}}
+    return {**variables, "KERNEL_MACRO": MACROS[tool]} if tool in MACROS else variables
+
+
+def run(arguments: list[str], variables: dict[str, str], seconds: float, log: Path) -> int | None:
+    """-> the exit code; None if it took longer."""
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            arguments, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            for pid in with_variable("FAILURES", variables["FAILURES"]):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Processes with the variable in their environment. They include servers that tests start in sessions of their
+    own, which would keep a share of the GPU's memory."""
+    found = []
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{name}={value}".encode() in environment.read_bytes().split(b"\0"):
+                found.append(int(environment.parent.name))
+    return found
+
+
+def accounts_of(failures: Path) -> dict[str, str]:
+    """pytest's account of each failed test. A last line that a kill cut off is skipped."""
+    lines = failures.read_text().split("\n")[:-1] if failures.exists() else []
+    failed = [json.loads(line) for line in lines]
+    return {failure["test"]: failure["account"] for failure in failed}
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
