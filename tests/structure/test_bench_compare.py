@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from tests.bench.compare import beyond_error, compared
 from tests.bench.serve import floor_seconds
+from tests.support.paths import ROOT
 
 TWO_GPUS = (("--tensor-parallel-size", "2"), ("--tensor-parallel-size=2",))
 
@@ -49,3 +53,53 @@ def test_the_floor_is_of_the_weights_that_a_server_reads() -> None:
     assert floor_seconds("llama-8b", 1, ("--data-parallel-size", "2")) == whole, "each engine reads all of them"
     rates = [1 / floor_seconds("llama-8b", 1, ("--quantization", scheme)) for scheme in ("fp8", "int4")]
     assert 1 / whole < 300 < rates[0] < 600 < rates[1] < 1000
+
+
+STEPS = """
+def engine_config(model, work, **settings):
+    assert settings["kv_cache_dtype"] == "fp8", settings
+    return model
+
+def make_runner(config, device):
+    if {broken}:
+        raise MemoryError("no room for the model")
+    return config
+
+def measure(runner, rows, context, *, prompt):
+    return {{"step us": {microseconds} * (rows + prompt)}}
+"""
+
+
+def write_checkout(folder: Path, microseconds: float, *, broken: bool = False) -> str:
+    """One whose steps take so many microseconds for each row and token of a prompt."""
+    files = {
+        "tests/bench/steps.py": STEPS.format(microseconds=microseconds, broken=broken),
+        "tessera/engine/cuda/device.py": "class CudaDevice: pass",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True)
+        for package in (folder / name).relative_to(folder).parents[:-1]:
+            (folder / package / "__init__.py").touch()
+        (folder / name).write_text(text)
+    return str(folder)
+
+
+def compare_steps(*checkouts: str) -> subprocess.CompletedProcess[str]:
+    steps = ("llama-8b.fp8", "0", "4", "--prompt", "100", "--kv-cache-dtype", "fp8")
+    command = [sys.executable, "-m", "tests.bench.compare_steps", *checkouts, "--rounds", "2", "--", *steps]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_steps_of_checkouts_are_measured_by_their_own_code(tmp_path: Path) -> None:
+    done = compare_steps(write_checkout(tmp_path / "a", 20), write_checkout(tmp_path / "b", 19))
+    assert "round 2, (4, 100): [2080, 1976]" in done.stdout, done.stderr
+    assert [line.split("│")[-2].strip() for line in done.stdout.splitlines() if "│" in line] == [
+        *("+0.00", "+5.00"),
+        *("+0.00", "+5.00"),
+    ]
+
+
+def test_a_checkout_that_does_not_run_says_why(tmp_path: Path) -> None:
+    done = compare_steps(write_checkout(tmp_path / "a", 20, broken=True))
+    assert done.returncode == 1
+    assert "no room for the model" in done.stderr
