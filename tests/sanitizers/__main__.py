@@ -20,7 +20,7 @@ from rich.console import Console
 
 from tests.sanitizers import record
 from tests.sanitizers.run import run_rounds
-from tests.sanitizers.tables import failed_table, found_table
+from tests.sanitizers.tables import failed_table, found_table, longest_table
 from tests.support.paths import ROOT
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
@@ -59,6 +59,7 @@ def main() -> int:
         f"{given.tool}: {len(outcome.done)} tests ended well, {len(outcome.accounts)} failed; "
         + (f"killed after {given.seconds:.0f} s" if outcome.code is None else f"pytest's exit code is {outcome.code}")
     )
+    console.print(longest_table(outcome.seconds))
     if outcome.accounts:
         console.print(failed_table(outcome.accounts))
     if outcome.found:

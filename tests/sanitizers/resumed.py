@@ -2,7 +2,7 @@
 
 COLLECTED gets all tests that there are. Of those in DONE_BEFORE, and of the cases of functions there, none runs. Those
 that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a run
-which is killed has said it, too.
+which is killed has said it, too. SECONDS gets how long each took.
 
 A tool keeps memory of the device for each kernel that a process has launched, and a finding may end a process's use of
 the device. So a process of pytest-xdist ends in front of its next test where the device has little memory left, or does
@@ -73,6 +73,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In one process alone: those of pytest-xdist send their reports to their parent."""
     if "PYTEST_XDIST_WORKER" in os.environ or report.nodeid in lines("PUT_OFF"):
         return
+    if report.when == "call":
+        add("SECONDS", f"{report.duration:.1f} {report.nodeid}")
     if report.failed:
         FAILED.add(report.nodeid)
         add("FAILURES", json.dumps({"test": report.nodeid, "account": report.longreprtext}))

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.sanitizers.record import function_of
 from tests.sanitizers.reports import Report, reports_of
 from tests.support.paths import ROOT
 
@@ -33,6 +34,7 @@ UNSUITABLE = {  # tests of what a tool prevents
 class Outcome:
     """`code`: pytest's exit code of the last round, None if there was no more time. `collected`: all tests that there
     are. `done`: those that have ended well. `accounts`: pytest's of each failed one. `found`: what the tool reported.
+    `seconds`: that the cases of a function took.
     """
 
     code: int | None
@@ -40,6 +42,7 @@ class Outcome:
     done: set[str]
     accounts: dict[str, str]
     found: Counter[Report]
+    seconds: dict[str, float]
 
     @property
     def passed(self) -> bool:
@@ -51,7 +54,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
 
     `skipped`: tests, and functions all of whose cases are meant. `logs`: a folder.
     """
-    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF")
+    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS")
     files = {name: logs.absolute() / f"{tool}-{name.lower()}.txt" for name in names}
     for file in files.values():
         file.unlink(missing_ok=True)
@@ -68,7 +71,8 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
         before, done = done, set(_lines(files["DONE"]))
         if code is None or not files["PUT_OFF"].exists() or done == before:
             break
-    return Outcome(code, _lines(files["COLLECTED"]), done, accounts_of(files["FAILURES"]), found)
+    accounts, taken = accounts_of(files["FAILURES"]), _seconds_of(files["SECONDS"])
+    return Outcome(code, _lines(files["COLLECTED"]), done, accounts, found, taken)
 
 
 def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
@@ -127,6 +131,15 @@ def accounts_of(failures: Path) -> dict[str, str]:
     lines = failures.read_text().split("\n")[:-1] if failures.exists() else []
     failed = [json.loads(line) for line in lines]
     return {failure["test"]: failure["account"] for failure in failed}
+
+
+def _seconds_of(file: Path) -> dict[str, float]:
+    """By function; the lines are of tests."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for line in _lines(file):
+        seconds, _, test = line.partition(" ")
+        found[function_of(test)] += float(seconds)
+    return found
 
 
 def _lines(file: Path) -> list[str]:

@@ -27,6 +27,11 @@ def failed_table(accounts: dict[str, str]) -> Table:
     return _table("Failed", ("reason", "the first", "tests"), [(why, names[0], str(len(names))) for why, names in rows])
 
 
+def longest_table(seconds: dict[str, float], count: int = 10) -> Table:
+    longest = sorted(seconds.items(), key=lambda item: -item[1])[:count]
+    return _table("Longest", ("function", "seconds"), [(name, f"{taken:.0f}") for name, taken in longest])
+
+
 def error_of(account: str) -> str:
     """The line of pytest's account of a failure that names the error, or the last one."""
     lines = [line for line in account.splitlines() if line.strip()]

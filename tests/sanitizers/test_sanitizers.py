@@ -79,6 +79,8 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., O
         tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take seconds in each process
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin -p pytest_timeout")
 
     def run(source: str, skipped: Iterable[str] = ()) -> Outcome:
         file = tmp_path / "test_cases.py"
@@ -111,6 +113,7 @@ def test_a_run_leaves_out_what_is_skipped(run_file: Callable[..., Outcome]) -> N
     assert names(whole.done) == ["test_not_here", "test_well[a]", "test_well[b]"]
     assert [error_of(account) for account in whole.accounts.values()] == ["MemoryError: no room"]
     assert not whole.passed
+    assert set(whole.seconds) == {function_of(test) for test in whole.collected}
     rest = run_file(CASES, {function_of(test) for test in whole.collected if "well" in test})
     assert rest.collected == whole.collected
     assert names(rest.done) == ["test_not_here"]
