@@ -1,8 +1,8 @@
 // Paged attention for every dtype and head size: float32, and head sizes that the tensor-core kernels
 // (prefill.cu, decode.cu) are not made for.
 
-#include "attention.cuh"
-#include "cached.cuh"
+#include "attention/attention.cuh"
+#include "attention/cached.cuh"
 #include "generated/attention.cuh"
 
 constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;

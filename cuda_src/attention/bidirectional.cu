@@ -1,8 +1,8 @@
 // Attention of text encoders: every token of a text sees all of it, or what is near on both sides.
 
-#include "attention.cuh"
+#include "attention/attention.cuh"
+#include "attention/rope.cuh"
 #include "generated/bidirectional.cuh"
-#include "rope.cuh"
 
 constexpr int TILE_KEYS = WARP_SIZE;
 constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;

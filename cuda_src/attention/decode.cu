@@ -1,12 +1,12 @@
 // Paged attention on tensor cores for rows with one query, bound by reading keys and values once; where every
 // row of a step has one query, the step's norm, rotary embedding and KV store as well.
 
-#include "decode_keys.cuh"
-#include "decode_merge.cuh"
-#include "decode_splits.cuh"
+#include "attention/decode_keys.cuh"
+#include "attention/decode_merge.cuh"
+#include "attention/decode_splits.cuh"
+#include "attention/warp_attention.cuh"
 #include "generated/decode.cuh"
 #include "ptx/copy.cuh"
-#include "warp_attention.cuh"
 
 constexpr int NO_KEY = -1;
 static_assert(SENT_FLOATS >= MERGED_FLOATS + 2 && SENT_FLOATS % 4 == 0, "elements, maximum and sum");

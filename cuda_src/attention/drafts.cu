@@ -2,10 +2,10 @@
 // read once for all of them, and each query's result has the bits that attention/decode.cu gives it in a row
 // of its own.
 
-#include "decode_keys.cuh"
-#include "decode_splits.cuh"
-#include "draft_attention.cuh"
-#include "draft_merge.cuh"
+#include "attention/decode_keys.cuh"
+#include "attention/decode_splits.cuh"
+#include "attention/draft_attention.cuh"
+#include "attention/draft_merge.cuh"
 #include "generated/drafts.cuh"
 #include "ptx/copy.cuh"
 

@@ -1,9 +1,9 @@
 // Paged attention on tensor cores for rows with two or more queries; decode.cu does the others.
 
-#include "attention.cuh"
-#include "cached.cuh"
+#include "attention/attention.cuh"
+#include "attention/cached.cuh"
+#include "attention/online_softmax.cuh"
 #include "generated/prefill.cuh"
-#include "online_softmax.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
 

@@ -1,9 +1,9 @@
 // What happens to a token's projections before attention: head norms, rotary embedding, KV cache.
 // decode.cu does the same for steps in which every row has one token.
 
-#include "cached.cuh"
+#include "attention/cached.cuh"
+#include "attention/rope.cuh"
 #include "generated/rope.cuh"
-#include "rope.cuh"
 
 // out = rotated(norm(q)), key_cache[slot] = rotated(norm(k)), value_cache[slot] = v: heads are normalised
 // (where they have a norm) and rotated as HeadTransform says.

@@ -1,12 +1,12 @@
 // Paged attention on sm_90a's tensor cores for rows with two or more queries: as prefill.cu, for block sizes
 // that are multiples of 8.
 
-#include "attention.cuh"
+#include "attention/attention.cuh"
 #include "generated/sm90_prefill.cuh"
-#include "sm90_prefill_codes.cuh"
-#include "sm90_prefill_consumer.cuh"
-#include "sm90_prefill_epilogue.cuh"
-#include "sm90_prefill_producer.cuh"
+#include "prefill/sm90_prefill_codes.cuh"
+#include "prefill/sm90_prefill_consumer.cuh"
+#include "prefill/sm90_prefill_epilogue.cuh"
+#include "prefill/sm90_prefill_producer.cuh"
 
 // Warps of the group that does not multiply.
 constexpr int SCHEDULER_WARP = 0;

@@ -1,6 +1,6 @@
 // What rope.cu does for many tokens whose heads are rotated as a whole, by accesses of 16 bytes.
 
-#include "cached.cuh"
+#include "attention/cached.cuh"
 #include "generated/whole_rope.cuh"
 
 // CHUNK elements of 16 bits as floats.

@@ -1,7 +1,7 @@
 // Keys and values of a cache of e4m3 as __half, for rows of which many tiles of queries read them.
 
-#include "attention.cuh"
-#include "cached.cuh"
+#include "attention/attention.cuh"
+#include "attention/cached.cuh"
 #include "generated/widen_cache.cuh"
 
 // The tiles of rows, in their order, each row's behind those of the rows before it.

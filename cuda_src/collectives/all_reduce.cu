@@ -1,6 +1,6 @@
 // Sums over ranks, in place and in the order of the ranks, so that all have the same bits.
+#include "collectives/summands.cuh"
 #include "generated/all_reduce.cuh"
-#include "summands.cuh"
 
 // Chunks chunk, chunk + THREADS, ... of x [size], as far as they are before `last`.
 template <typename T, int PIECES>

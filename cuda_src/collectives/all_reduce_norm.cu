@@ -1,6 +1,6 @@
 // Sums over ranks, with the addition to the residual stream and the norm that follow.
+#include "collectives/summands.cuh"
 #include "generated/all_reduce_norm.cuh"
-#include "summands.cuh"
 
 // 16 bytes aligned; past this multiprocessor's cache, as `load_updated`.
 template <typename T>

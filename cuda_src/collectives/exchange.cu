@@ -1,6 +1,6 @@
 // What ranks give one another without a sum.
+#include "collectives/packets.cuh"
 #include "generated/exchange.cuh"
-#include "packets.cuh"
 
 // out[row, first + column] = x[row, column], `out` being that of rank 0.
 //   in:  x [rows, width] float, boxes [ranks + 1] addresses

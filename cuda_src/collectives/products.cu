@@ -1,7 +1,7 @@
 // Products of one row around a sum over ranks, which the second takes from where the first sent it; see
 // linear/matmul_decode.cu, whose parts they have.
+#include "collectives/rank_row.cuh"
 #include "generated/products.cuh"
-#include "rank_row.cuh"
 
 // Registers leave room for blocks of the next kernels, which fill their rings while this one runs.
 template <int UNITS>

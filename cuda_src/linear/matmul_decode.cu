@@ -1,8 +1,8 @@
 // Matrix product for the few rows of a decode step, bound by reading the weight once; with the norm before it
 // and the activation or the residual stream behind it.
 
-#include "decode_product.cuh"
 #include "generated/matmul_decode.cuh"
+#include "linear/decode_product.cuh"
 
 // A multiprocessor has room for the blocks of the next kernels, which fill their rings while this one runs.
 template <int TOKENS, int UNITS>

@@ -2,7 +2,7 @@
 // ascending groups of 16 elements of k in one chain. See docs/kernels/order-of-sums.md.
 
 #include "generated/ordered_matmul.cuh"
-#include "ordered_product.cuh"
+#include "linear/ordered_product.cuh"
 
 // out[m, n] = sum over k of y[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `gated`,
 // silu(g) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that. y is x, or with `norm` what

@@ -1,7 +1,7 @@
 // Matrix product of many rows on sm_90a: TMA fills a ring of shared memory, two warp groups multiply from
 // it. See matmul.cu for other devices and for what is not aligned.
 
-#include "sm90_matmul.cuh"
+#include "linear/sm90_matmul.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `gated`,
 // out[m, i] = f(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I], f SiLU or GELU as

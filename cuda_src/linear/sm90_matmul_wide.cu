@@ -1,7 +1,7 @@
 // Matrix product of many rows on sm_90a with tiles of three warp groups' rows: those reuse each tile of the
 // weight in shared memory once more than the two of sm90_matmul.cu.
 
-#include "sm90_wide.cuh"
+#include "linear/sm90_wide.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[n, k], + bias[n], + out[m, n] if `accumulate`; if `gated`,
 // out[m, i] = f(y[m, i]) * y[m, I + i] of the product y [num_rows, 2 I], f SiLU or GELU as

@@ -1,7 +1,7 @@
 // Products with adapters on tensor cores: 2-byte elements in whole segments. lora.cu has those of all others.
 
-#include "lora_expand.cuh"
-#include "lora_tiles.cuh"
+#include "lora/lora_expand.cuh"
+#include "lora/lora_tiles.cuh"
 
 // shrunk[slice, row, p, r] = sum over the slice's k of x[row, k] * a[slot, p, r, k], for r below the slot's
 // rank; where the grid has one block for all slices, their sum in order as slice 0.

@@ -1,6 +1,6 @@
 // A norm and the product of its rows with adapters, side by side. products.cu has that product by itself.
 
-#include "lora_tiles.cuh"
+#include "lora/lora_tiles.cuh"
 #include "pairs.cuh"
 
 // The elements of a row's operand times those of `gains`, to `high` what T holds of each product and to `low`

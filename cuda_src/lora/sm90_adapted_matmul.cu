@@ -1,7 +1,7 @@
 // The product of at most 64 rows on sm_90a with those of their adapters. products.cu has adapters of more
 // rows, behind the product.
 
-#include "sm90_adapted.cuh"
+#include "lora/sm90_adapted.cuh"
 
 // A warp group that multiplies: as multiply_tiles, and half-way along k the stages of B.
 template <typename V, bool GATED>

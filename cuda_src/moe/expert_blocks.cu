@@ -1,7 +1,7 @@
 // Products of few rows by experts' weights in quantised blocks.
 
-#include "expert_blocks.cuh"
 #include "generated/expert_blocks.cuh"
+#include "moe/expert_blocks.cuh"
 
 // out as `expert_decode_kernel` has it, by the elements that `dequantize_blocks_kernel` gives.
 //   in:  x, bias, offsets, pairs as there; codes [num_experts * out_features, any] unsigned and headers

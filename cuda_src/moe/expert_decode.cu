@@ -1,6 +1,6 @@
 // Products of few rows by experts' weights, bound by reading the weights of the experts that have any.
 
-#include "expert_decode.cuh"
+#include "moe/expert_decode.cuh"
 
 constexpr int LEAD = 2;  // stages of weights that are on their way before a block finds its first rows of x
 

@@ -1,8 +1,8 @@
 // Products by experts' weights on every device, in float32 without tensor cores and in 16-bit types with
 // them.
 
-#include "expert_tiles.cuh"
 #include "generated/expert_matmul.cuh"
+#include "moe/expert_tiles.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mma.cuh"
 

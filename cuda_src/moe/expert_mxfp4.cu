@@ -1,6 +1,6 @@
 // Products of few rows by experts' weights in MXFP4, bound by reading each weight once.
 
-#include "expert_mxfp4.cuh"
+#include "moe/expert_mxfp4.cuh"
 
 // out as `expert_decode_kernel` has it, by the elements that `dequantize_blocks_kernel` gives.
 //   in:  x, bias, offsets, pairs as there, of bfloat16; codes [num_experts * out_features, any] unsigned and

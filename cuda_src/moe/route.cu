@@ -1,6 +1,6 @@
 // The choice of each token's experts, and the order of (token, expert) pairs by expert.
 
-#include "expert_choice.cuh"
+#include "moe/expert_choice.cuh"
 
 // experts[t, i] and weights[t, i] = the choice for token t, see Routing in engine/ops/moe_interface.py.
 //   in:  logits [num_tokens, num_experts] float; bias [num_experts] T or null; correction [num_experts] float

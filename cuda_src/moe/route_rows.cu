@@ -1,6 +1,6 @@
 // The router of a step of few tokens in one kernel: norm, logits, choice of experts, order of pairs.
 
-#include "router_product.cuh"
+#include "moe/router_product.cuh"
 
 // Threads of a block at most. For 16 tokens more than there are: registers are then so few that the block
 // begins beside one of the product in front.

@@ -1,10 +1,10 @@
 // Products of many rows by experts' weights on sm_90a: as sm90_matmul.cu, with tiles that only the device
 // knows. See expert_matmul.cu for other devices.
 
-#include "expert_tiles.cuh"
 #include "generated/expert_decode.cuh"
 #include "generated/sm90_expert_matmul.cuh"
-#include "sm90_matmul.cuh"
+#include "linear/sm90_matmul.cuh"
+#include "moe/expert_tiles.cuh"
 #include "swiglu.cuh"
 
 // The stages of all of a block's tiles, one after another: copy(tile, column of k, stage).

@@ -1,8 +1,8 @@
 // Log-probabilities of chosen and of most probable tokens.
 
-#include "choice.cuh"
 #include "cluster.cuh"
 #include "generated/logprobs.cuh"
+#include "sampling/choice.cuh"
 
 constexpr int NUM_WARPS = BLOCK_SIZE / WARP_SIZE;
 constexpr int NUM_SEGMENTS = BLOCK_SIZE;

@@ -1,7 +1,7 @@
 // Normal random numbers that depend on nothing but the seed and the element's index.
 #include "common.cuh"
 #include "generated/random.cuh"
-#include "philox.cuh"
+#include "sampling/philox.cuh"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include "cluster.cuh"
 #include "generated/sampling.cuh"
 #include "generated/sampling_row.cuh"
-#include "row_choice.cuh"
+#include "sampling/row_choice.cuh"
 
 // Calls visit(key) for each key of the thread's share of a part, NO_KEY where there is none. CACHED: by this
 // thread itself, in shared memory; else they are computed again.

@@ -3,7 +3,7 @@
 
 #include "generated/sampling_row.cuh"
 #include "generated/slice.cuh"
-#include "row_choice.cuh"
+#include "sampling/row_choice.cuh"
 
 // A slice [num_rows, width] of the ids from `first` on, as one part of a row.
 __device__ __forceinline__ Row slice_of_row(const float* logits, int width, int first) {

@@ -1,7 +1,7 @@
 // Causal attention over packed sequences and its backward, for every dtype and head size; flash.cu and
 // flash_gradient.cu are those for 16-bit elements on tensor cores.
 #include "generated/training_attention.cuh"
-#include "packed_attention.cuh"
+#include "training/packed_attention.cuh"
 
 constexpr int MAX_PER_LANE = MAX_HEAD_DIM / WARP_SIZE;
 constexpr int TILE = WARP_SIZE;  // rows that a block's warps share, one a lane

@@ -1,7 +1,7 @@
 // Causal attention over packed sequences on tensor cores.
-#include "flash.cuh"
+#include "attention/online_softmax.cuh"
 #include "generated/training_flash.cuh"
-#include "online_softmax.cuh"
+#include "training/flash.cuh"
 
 // A warp's rows of queries.
 template <typename T, int HEAD_DIM>

@@ -1,7 +1,7 @@
 // The backward of attention over packed sequences on tensor cores: one kernel for queries, one for keys and
 // values, so that nothing is added by several blocks.
-#include "flash.cuh"
 #include "generated/training_flash.cuh"
+#include "training/flash.cuh"
 
 // dq = scale * sum over the visible keys of ds * k, ds = p * (dout . v - delta), p = exp(q . k * scale -
 // logsumexp) (FlashAttention-2, Dao 2023). ds is rounded to T before it meets k.

@@ -1,7 +1,7 @@
 // The products of the backward on sm_90a, of operands as they lie: dx = dy W and dW = dy^T x without
 // transposed copies. See ../linear/sm90_matmul.cu for the product whose operands have k along their rows.
 
-#include "sm90_turned_ring.cuh"
+#include "training/sm90_turned_ring.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[k, n], TURNED_X: of x[k, m] * weight[k, n], + out[m, n] if
 // `accumulate`. Sums in float32. With gridDim.y slices of k, out[s, m, n] is the sum over slice s.

@@ -1,8 +1,8 @@
 // The products of the backward on sm_90a with tiles of three warp groups' rows, as ../linear/
 // sm90_matmul_wide.cu has them.
 
-#include "sm90_turned.cuh"
-#include "sm90_wide.cuh"
+#include "linear/sm90_wide.cuh"
+#include "training/sm90_turned.cuh"
 
 // out[m, n] = sum over k of x[m, k] * weight[k, n], TURNED_X: of x[k, m] * weight[k, n], + out[m, n] if
 // `accumulate`. Sums in float32. With gridDim.y slices of k, out[s, m, n] is the sum over slice s.

@@ -5,7 +5,7 @@ Public: `LinearWeight`, `WeightPart` and `WeightFormat`; `DenseFormat`, `Fp8Form
 `KERNEL_FORMATS`, all of its kind by their struct in the kernels; `packed_format`, which chooses one; `KVFormat`;
 `FORMATS`, every weight format by name;
 `LoraStack`, `AdapterRows` and `AdapterSelection`, low-rank adapters beside a weight. A format belongs to a file of this
-room that is imported here; one with a `dequantize_{name}_kernel` in `cuda_src/linear/dequantize.cu` runs on CUDA too.
+room that is imported here; one with a `dequantize_{name}_kernel` in `cuda_src/quant/dequantize.cu` runs on CUDA too.
 """
 
 from tessera.engine.formats.dense import DenseFormat

@@ -30,7 +30,7 @@ class PackedFormat(WeightFormat, abstract=True):
     """`codes` [R, steps x step_words] and `headers` [R, spans x header_words] uint32.
 
     Attributes:
-        kernel_type: the struct of `cuda_src/include/block_formats.cuh` that describes it.
+        kernel_type: the struct of `cuda_src/include/quant/block_formats.cuh` that describes it.
         planes: how the bits of an integer are split, lowest first: of 8, 4, 2 and 1. Each plane of a step lies lane
             after lane.
         span: elements that a header is for, a step or two.

@@ -6,10 +6,12 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from tessera.engine.cuda.sources import SourceFile
 from tests.structure.floors import APP_SEES, EXCEPTIONS, FLOORS
 from tests.support.paths import ROOT
 
@@ -119,6 +121,24 @@ def test_rooms_are_small_and_say_what_they_are_for(room: str) -> None:
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{room} has {len(files)} files: make rooms of it"
     assert source(folder / "__init__.py").docstring, f"{room}/__init__.py says nothing"
+
+
+KERNELS = ROOT / "cuda_src"
+HEADERS = KERNELS / "include"
+KERNEL_ROOMS = [folder for folder in sorted(KERNELS.rglob("*")) if folder.is_dir()]
+
+
+@pytest.mark.parametrize("folder", KERNEL_ROOMS, ids=lambda folder: str(folder.relative_to(KERNELS)))
+def test_a_room_of_kernels_is_small(folder: Path) -> None:
+    assert len(list(folder.glob("*.cu*"))) <= MAX_FILES
+
+
+def test_rooms_of_headers_include_each_other_in_no_circle() -> None:
+    graph: TopologicalSorter[Path] = TopologicalSorter()
+    for header in HEADERS.rglob("*.cuh"):
+        included = {(HEADERS / name).parent for name in SourceFile.of(header.read_text()).includes}
+        graph.add(header.parent, *(room for room in included if room.is_dir() and room != header.parent))
+    assert HEADERS in graph.static_order()
 
 
 def test_no_room_imports_in_a_circle() -> None:

@@ -4,7 +4,7 @@ Tokens are compared by their distance from the most probable one, (max - logit) 
 p = exp(-distance) / sum. Filters see distances in whole
 steps of 2^-27 (a key of 32 bits, finer than float32 tells probabilities apart), and probability mass
 in whole steps of 2^-40 of the most probable token's, so that sums do not depend on their order.
-`cuda_src/include/distance.cuh` is the same in CUDA.
+`cuda_src/include/sampling/distance.cuh` is the same in CUDA.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SamplingOps(Ops):
 
 
 def choices_of(scores: Float32Array, ids: IndexArray) -> UInt64Array:
-    """Numbers in the order of the scores, then against that of the ids; see `cuda_src/include/choice.cuh`."""
+    """Numbers in the order of the scores, then against that of the ids; see `cuda_src/include/sampling/choice.cuh`."""
     bits = np.where(scores == 0.0, np.float32(0.0), scores).view(np.uint32)
     ordered = np.where(bits & SIGN_BIT, ~bits, bits | SIGN_BIT)
     ordered = np.where(np.isnan(scores), ORDERED_NAN, ordered).astype(np.uint64)

@@ -44,7 +44,7 @@ class Fp8DecodeParams(NamedTuple):
 
 
 FP8_DECODE = KernelSpec(
-    file="linear/fp8_decode.cu",
+    file="fp8/fp8_decode.cu",
     name="fp8_decode_kernel",
     template=("T", "Out", "TOKENS", "UNITS", "STAGES", "BLOCKS"),
     params=Fp8DecodeParams,

@@ -28,7 +28,7 @@ class Fp8DequantizeParams(NamedTuple):
 
 
 FP8_DEQUANTIZE = KernelSpec(
-    file="linear/fp8_dequantize.cu",
+    file="fp8/fp8_dequantize.cu",
     name="fp8_dequantize_kernel",
     template=("T",),
     params=Fp8DequantizeParams,

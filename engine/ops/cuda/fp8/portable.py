@@ -33,7 +33,7 @@ class Fp8MatmulParams(NamedTuple):
 
 
 FP8_MATMUL = KernelSpec(
-    file="linear/fp8_matmul.cu",
+    file="fp8/fp8_matmul.cu",
     name="fp8_matmul_kernel",
     template=("T", "Out", "TILE_M", "TILE_N", "BLOCKS"),
     params=Fp8MatmulParams,

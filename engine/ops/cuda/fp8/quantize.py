@@ -35,7 +35,7 @@ class Fp8QuantizeParams(NamedTuple):
 
 
 FP8_QUANTIZE = KernelSpec(
-    file="linear/fp8_quantize.cu",
+    file="fp8/fp8_quantize.cu",
     name="fp8_quantize_kernel",
     template=("T", "GROUPS", "NORM", "CHUNKS"),
     params=Fp8QuantizeParams,

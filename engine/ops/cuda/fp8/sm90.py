@@ -52,7 +52,7 @@ class Sm90Fp8MatmulParams(NamedTuple):
 
 
 SM90_FP8_MATMUL = KernelSpec(
-    file="linear/sm90_fp8_matmul.cu",
+    file="fp8/sm90_fp8_matmul.cu",
     name="sm90_fp8_matmul_kernel",
     template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING", "BLOCKS"),
     params=Sm90Fp8MatmulParams,

@@ -39,7 +39,7 @@ class Sm90Fp8RowsParams(NamedTuple):
 
 
 SM90_FP8_ROWS = KernelSpec(
-    file="linear/sm90_fp8_rows.cu",
+    file="fp8/sm90_fp8_rows.cu",
     name="sm90_fp8_rows_kernel",
     template=("T", "TILES", "FOLD"),
     params=Sm90Fp8RowsParams,

@@ -1,6 +1,6 @@
 """Packed weights: the blocks of GGUF files brought into that form, and elements made of it.
 
-Their kernels are templates on the type of the blocks, a struct of `cuda_src/include/block_formats.cuh`.
+Their kernels are templates on the type of the blocks, a struct of `cuda_src/include/quant/block_formats.cuh`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DequantizeBlocksParams(NamedTuple):
 
 
 PACK_BLOCKS = KernelSpec(
-    file="linear/blocks.cu",
+    file="quant/blocks.cu",
     name="pack_blocks_kernel",
     template=("F",),
     params=PackBlocksParams,
@@ -47,7 +47,7 @@ PACK_BLOCKS = KernelSpec(
     on_demand=True,
 )
 DEQUANTIZE_BLOCKS = KernelSpec(
-    file="linear/blocks.cu",
+    file="quant/blocks.cu",
     name="dequantize_blocks_kernel",
     template=("T", "F"),
     params=DequantizeBlocksParams,

@@ -47,7 +47,7 @@ def _params(format: type[WeightFormat]) -> Any:
 
 def _spec(format: type[WeightFormat]) -> KernelSpec[Any]:
     return KernelSpec(
-        file="linear/dequantize.cu",
+        file="quant/dequantize.cu",
         name=f"dequantize_{format.name}_kernel",
         template=("T",),
         params=_params(format),

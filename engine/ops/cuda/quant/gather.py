@@ -20,7 +20,7 @@ class GatherColumnsParams(NamedTuple):
 
 
 GATHER_COLUMNS = KernelSpec(
-    file="linear/gather_columns.cu",
+    file="quant/gather_columns.cu",
     name="gather_columns_kernel",
     template=("T",),
     params=GatherColumnsParams,

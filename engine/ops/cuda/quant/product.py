@@ -2,7 +2,7 @@
 
 Of several rows each one's result depends neither on the others nor on their number: every sum runs over the same eight
 interleaved parts of k in the same order. A single row is multiplied in fixed point where the weight's values are
-integers (see `cuda_src/include/block_row.cuh`), and differs from the same row among others in its last bits.
+integers (see `cuda_src/include/quant/block_row.cuh`), and differs from the same row among others in its last bits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BlockMatmulParams(NamedTuple):
 
 
 BLOCK_MATMUL = KernelSpec(
-    file="linear/block_matmul.cu",
+    file="quant/block_matmul.cu",
     name="block_matmul_kernel",
     template=("T", "Out", "F", "TOKENS", "UNITS", "STAGES"),
     params=BlockMatmulParams,

@@ -25,7 +25,7 @@ class AddSlicesParams(NamedTuple):
 
 
 ADD_SLICES = KernelSpec(
-    file="linear/add_slices.cu",
+    file="quant/add_slices.cu",
     name="add_slices_kernel",
     template=("T", "Out"),
     params=AddSlicesParams,

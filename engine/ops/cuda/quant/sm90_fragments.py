@@ -46,7 +46,7 @@ class Sm90BlockFragmentsParams(NamedTuple):
 
 
 SM90_BLOCK_FRAGMENTS = KernelSpec(
-    file="linear/sm90_block_fragments.cu",
+    file="quant/sm90_block_fragments.cu",
     name="sm90_block_fragments_kernel",
     template=("T", "Out", "F", "WARPGROUPS", "TOKENS"),
     params=Sm90BlockFragmentsParams,

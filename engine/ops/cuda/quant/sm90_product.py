@@ -52,7 +52,7 @@ class Sm90BlockMatmulParams(NamedTuple):
 
 
 SM90_BLOCK_MATMUL = KernelSpec(
-    file="linear/sm90_block_matmul.cu",
+    file="quant/sm90_block_matmul.cu",
     name="sm90_block_matmul_kernel",
     template=("T", "Out", "F", "WARPGROUPS_M", "WARPGROUP_N"),
     params=Sm90BlockMatmulParams,

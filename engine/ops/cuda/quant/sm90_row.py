@@ -37,7 +37,7 @@ class Sm90BlockRowParams(NamedTuple):
 
 
 SM90_BLOCK_ROW = KernelSpec(
-    file="linear/sm90_block_row.cu",
+    file="quant/sm90_block_row.cu",
     name="sm90_block_row_kernel",
     template=("T", "Out", "F"),
     params=Sm90BlockRowParams,

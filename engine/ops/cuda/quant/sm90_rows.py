@@ -41,7 +41,7 @@ class Sm90BlockRowsParams(NamedTuple):
 
 
 SM90_BLOCK_ROWS = KernelSpec(
-    file="linear/sm90_block_rows.cu",
+    file="quant/sm90_block_rows.cu",
     name="sm90_block_rows_kernel",
     template=("T", "Out", "F", "TOKENS"),
     params=Sm90BlockRowsParams,

@@ -29,7 +29,7 @@ class TurnNormParams(NamedTuple):
 
 
 TURN_ROWS = KernelSpec(
-    file="linear/turn_rows.cu",
+    file="quant/turn_rows.cu",
     name="turn_rows_kernel",
     template=("T",),
     params=TurnRowsParams,
@@ -37,7 +37,7 @@ TURN_ROWS = KernelSpec(
     on_demand=True,
 )
 TURN_NORM = KernelSpec(
-    file="linear/turn_rows.cu",
+    file="quant/turn_rows.cu",
     name="turn_norm_kernel",
     template=("T",),
     params=TurnNormParams,
