@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
-from tests.support.server_fixture import builtin_server, story_server, tiny_folder, tiny_server
+import tests.support.processes.single_blas_thread  # noqa: F401 (it must come before NumPy)
+from tests.support.servers.server_fixture import builtin_server, story_server, tiny_folder, tiny_server
 
 __all__ = ["builtin_server", "story_server", "tiny_folder", "tiny_server"]
 

@@ -9,8 +9,8 @@ from tessera.engine.models.gguf.architectures import GGUF_ARCHITECTURES
 from tessera.engine.models.gguf.config import WINDOWED
 from tessera.engine.models.gguf.mixtures import GGUF_MIXTURES
 from tessera.engine.models.registry import ARCHITECTURES
-from tests.support.tiny_families import EQUALS, FAMILIES
-from tests.support.tiny_models import TINY_MODELS
+from tests.support.models.tiny_families import EQUALS, FAMILIES
+from tests.support.models.tiny_models import TINY_MODELS
 
 REFERENCE = "transformers 5.23"
 COLUMNS = ("models", "class in `config.json`", "GGUF", f"compared with {REFERENCE} in float32")

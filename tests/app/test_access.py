@@ -11,8 +11,8 @@ from tessera.app.cli.serve_options import SERVE_OPTIONS
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.errors import OptionError
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
 
 CORS_ORIGIN = next(declared for declared in SERVE_OPTIONS.options if declared.name == "cors-origin")
 HELLO = play(ids("hello"), finish="length")

@@ -18,8 +18,8 @@ from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.engine.contract.errors import QueueFullError
 from tessera.engine.contract.logs import JsonFormatter, TextFormatter
 from tessera.engine.contract.messages import GpuUsage
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
 
 SECRET = "the prompt's own words"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -36,8 +36,8 @@ from tessera.app.store.errors import StoreFullError
 from tessera.app.store.objects import OBJECTS
 from tessera.app.store.store import DATABASE_FILE
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
-from tests.support.fake_client import FakeClient, Submission, play
-from tests.support.http_fixtures import TOKENIZER, ids, serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, Submission, play
+from tests.support.servers.http_fixtures import TOKENIZER, ids, serve, settings_for, write_model_folder
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 KEYS = ("first", "second")

@@ -14,7 +14,7 @@ from tessera.app.http.body import read_json_object
 from tessera.app.http.errors import ClientDisconnectedError, GenerationTimeoutError
 from tessera.app.http.streaming import run_while_connected
 from tessera.app.text.workers import TextWorkers
-from tests.support.http_fixtures import settings_for
+from tests.support.servers.http_fixtures import settings_for
 
 MAX_TURNS = 8  # of the event loop, more than a result needs to reach its caller
 

@@ -25,7 +25,7 @@ from tessera.app.cli.command import main
 from tessera.app.cli.hub import ModelFolder
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.errors import OptionError
-from tests.support.chat_stub import ChatStub
+from tests.support.fakes.chat_stub import ChatStub
 from tests.support.paths import ROOT
 
 DEADLINE = 30.0  # seconds; only a failing test waits this long

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import ids, serve
-from tests.support.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import ids, serve
+from tests.support.servers.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
 
 HELLO: Any = [{"role": "user", "content": "hi"}]
 TOOL: Any = {"type": "function", "name": "weather", "parameters": WEATHER_PARAMETERS, "strict": None}

@@ -15,8 +15,8 @@ from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.contract.messages import RequestOutput
 from tests.app.test_tokenizer import TEXT, metaspace_tokenizer
-from tests.support.fake_client import play
-from tests.support.http_fixtures import TOKENIZER, ids
+from tests.support.fakes.fake_client import play
+from tests.support.servers.http_fixtures import TOKENIZER, ids
 
 SEED = 20250309
 

@@ -13,7 +13,7 @@ import pytest
 
 from tessera.app.cli.command import main
 from tessera.app.cli.doctor import gpu
-from tests.support.stub_ports import taken_port
+from tests.support.fakes.stub_ports import taken_port
 
 Doctor = Callable[..., tuple[int, dict[str, Any]]]
 

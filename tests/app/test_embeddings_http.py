@@ -19,9 +19,9 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
 from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, EmbedderRole, EmbeddingInfo
-from tests.support.fake_client import INFO, FakeClient, always
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.support.tiny_encoder import CLS, SEP, VOCAB
+from tests.support.fakes.fake_client import INFO, FakeClient, always
+from tests.support.models.tiny_encoder import CLS, SEP, VOCAB
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
 
 Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 

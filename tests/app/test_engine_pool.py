@@ -20,7 +20,7 @@ from tessera.app.engines.pool import EnginePool
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, EngineUnavailableError
 from tessera.engine.ipc.supervisor import EngineStartError
-from tests.support.fake_client import INFO
+from tests.support.fakes.fake_client import INFO
 
 LIMIT = 20.0  # seconds; only a failing test waits this long
 

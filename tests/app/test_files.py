@@ -19,8 +19,8 @@ from tessera.app.openai.files import upload
 from tessera.app.openai.files.files import Files
 from tessera.app.store.contents import Contents
 from tessera.app.store.errors import StoreQuotaError
-from tests.support.fake_client import FakeClient, always
-from tests.support.http_fixtures import serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always
+from tests.support.servers.http_fixtures import serve, settings_for, write_model_folder
 
 KEYS = ("first", "second")
 LINES = b'{"a": 1}\n' * 1000

@@ -31,10 +31,10 @@ from tessera.app.training.job_process import JobProcess
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.tensor import Device
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, serve, settings_for
-from tests.support.job_processes import job_processes
-from tests.support.server_fixture import write_tiny_model
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.processes.job_processes import job_processes
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for
+from tests.support.servers.server_fixture import write_tiny_model
 
 T = TypeVar("T")
 

@@ -13,8 +13,8 @@ from tessera.app.http.limits import account_of
 from tessera.app.settings import parse_mode, parse_proxy
 from tessera.engine.contract.errors import ConfigError
 from tessera.options.errors import OptionError
-from tests.support.http_fixtures import call, settings_for, write_model_folder
-from tests.support.surface_fixtures import says
+from tests.support.servers.http_fixtures import call, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import says
 
 CHAIN = TrustedProxies(("127.0.0.0/8", "10.0.0.0/8", "fd00::/8"))
 

@@ -23,9 +23,9 @@ from tessera.app.text.typescript import tool_namespace
 from tessera.app.tools.harmony.parser import HarmonyParser
 from tessera.app.tools.parts import CallArguments, CallStart, Content, Part, Reasoning
 from tessera.engine.contract.sampling_params import Grammar, ReasoningBudget
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import byte_level_tokenizer, call, events, settings_for, write_model_folder
-from tests.support.surface_fixtures import ROOMY
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import byte_level_tokenizer, call, events, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import ROOMY
 
 SEED = 20
 MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")

@@ -15,8 +15,8 @@ from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.app.store.errors import StoreUnavailableError
 from tessera.engine.contract.logs import TextFormatter
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}

@@ -18,8 +18,8 @@ from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.heap import OldGarbage
 from tessera.engine.contract.messages import RequestOutput
 from tests.engine.gguf.writer import write_gguf
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, events, ids, serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, events, ids, serve, settings_for, write_model_folder
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "tiny", "prompt": "hi"}

@@ -14,7 +14,7 @@ import pytest
 
 from tessera.app.cli.hub import BUILTIN_MODEL, builtin_model, find_model
 from tessera.engine.contract.errors import ModelError
-from tests.support.fake_hub import COMMIT, FILES, MISTRALS_FORM, hub_environment, running_hub
+from tests.support.fakes.fake_hub import COMMIT, FILES, MISTRALS_FORM, hub_environment, running_hub
 from tests.support.paths import ROOT
 
 WANTED = {

@@ -23,8 +23,8 @@ from tessera.app.limits.shared_memory import make_shared_memory
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.machine import available_memory, num_cores
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
 
 HELLO = play(ids("hello"), finish="length")
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "hi", "max_tokens": 5}

@@ -25,9 +25,9 @@ from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.logs import JsonFormatter, TextFormatter, request_context, request_fields
 from tessera.engine.contract.stalls import Stall, log_stall
 from tessera.engine.ipc.client import EngineClient
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
 from tests.support.paths import ROOT
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
 
 KEY = "sk-tessera-QmV0d2VlbiB0aGUgbGluZXM"
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -14,9 +14,9 @@ import pytest
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError, QueueFullError
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import (
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import (
     CALL,
     OTHER_CALL,
     PATIENCE,

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tessera.app.settings import AppSettings
-from tests.support.fake_client import FakeClient
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import (
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import (
     PATIENCE,
     ROOMY,
     WEATHER_PARAMETERS,

@@ -9,9 +9,9 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import TOOL_TEMPLATE, prompt_of, says
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import TOOL_TEMPLATE, prompt_of, says
 
 ASK: Any = {"model": "tiny", "max_tokens": 99, "messages": [{"role": "user", "content": "hi"}]}
 TEMPLATE = TOOL_TEMPLATE.replace("{{ tool.function.description }}", "{{ tool.function.parameters | tojson }}")

@@ -13,9 +13,9 @@ from prometheus_client.samples import Sample
 from tessera.app.ops.metric_aliases import ALIASES
 from tessera.engine.contract.messages import EngineTotals, SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
-from tests.support.dashboard_queries import OTHER_NAMES, SGLANG_QUERIES, VLLM_QUERIES
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.dashboard_queries import OTHER_NAMES, SGLANG_QUERIES, VLLM_QUERIES
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
 
 
 class ClientWithMetrics(FakeClient):

@@ -16,10 +16,10 @@ from tessera.app.text.mistral import THINK_TOKENS, VERSIONS, mistral_template
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.app.tools.formats.mistral import MISTRAL, MISTRAL_MARKED
 from tessera.app.tools.formats.registry import choose_format
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, settings_for
-from tests.support.surface_fixtures import ROOMY
-from tests.support.tiny_tekken import SPECIAL, tekken_values, write_tekken
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.models.tiny_tekken import SPECIAL, tekken_values, write_tekken
+from tests.support.servers.http_fixtures import call, settings_for
+from tests.support.servers.surface_fixtures import ROOMY
 
 MATHS = {
     "name": "math_interpreter",

@@ -15,10 +15,10 @@ from tessera.app.cli.cache import commands
 from tessera.app.cli.cache.cached_models import cached_models
 from tessera.app.cli.cache.units import ago, count, size
 from tessera.app.cli.command import main
-from tests.support.fake_hub import COMMIT, hub_environment, running_hub
+from tests.support.fakes.fake_hub import COMMIT, hub_environment, running_hub
+from tests.support.models.tiny_models import TINY_MODELS, build
+from tests.support.models.tiny_tekken import tekken_values, write_tekken
 from tests.support.paths import ROOT
-from tests.support.tiny_models import TINY_MODELS, build
-from tests.support.tiny_tekken import tekken_values, write_tekken
 
 PROGRAM = """
 import sys

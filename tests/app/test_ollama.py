@@ -17,9 +17,9 @@ from tessera.app.ollama.models import short_count
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import EmbeddingInfo
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
-from tests.support.surface_fixtures import CALL, OTHER_CALL, ROOMY, cut_after, prompt_of, says, tool_settings
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import CALL, OTHER_CALL, ROOMY, cut_after, prompt_of, says, tool_settings
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "description": "It.", "parameters": {"type": "object"}}}]

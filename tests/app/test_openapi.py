@@ -11,9 +11,9 @@ import pytest
 from tessera.app.ollama.model_routes import REFUSED
 from tessera.app.server.application import ROUTES
 from tessera.app.settings import AppSettings
-from tests.support.http_fixtures import call, settings_for
-from tests.support.operations import OPERATIONS, document_for
-from tests.support.surface_fixtures import says, tool_settings
+from tests.support.servers.http_fixtures import call, settings_for
+from tests.support.servers.operations import OPERATIONS, document_for
+from tests.support.servers.surface_fixtures import says, tool_settings
 
 # The description itself, the start page, and what is not found or always refused.
 UNLISTED = {"/openapi.json", "/", "/v1/responses/compact", *REFUSED}

@@ -10,9 +10,9 @@ import pytest
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import PromptScores, RequestOutput, TokenLogprobs
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, events, ids, settings_for, write_model_folder
-from tests.support.surface_fixtures import ROOMY
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, events, ids, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import ROOMY
 
 PROMPT = "aü b"
 NULL = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}

@@ -23,8 +23,8 @@ from tessera.app.reasoning.minimax import M3
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.sampling_params import ReasoningBudget
-from tests.support.fake_client import INFO, FakeClient, always, play
-from tests.support.http_fixtures import (
+from tests.support.fakes.fake_client import INFO, FakeClient, always, play
+from tests.support.servers.http_fixtures import (
     TEMPLATE,
     TOKENIZER,
     byte_level_tokenizer,

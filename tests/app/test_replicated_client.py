@@ -29,8 +29,8 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.request_stream import RequestStream
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
-from tests.support.fake_client import INFO, FakeClient, always, play
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
+from tests.support.fakes.fake_client import INFO, FakeClient, always, play
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 ENDLESS = SamplingParams(max_tokens=10**9)
@@ -43,7 +43,7 @@ async def replicas(num_engines: int) -> AsyncIterator[tuple[Engines, ReplicatedC
 
     def supervise(number: int, config: EngineConfig, folder: Path, environment: dict[str, str]) -> EngineSupervisor:
         made = EngineSupervisor(
-            config, folder, module="tests.support.stub_engine", owner_dir=run_dir, environment=environment
+            config, folder, module="tests.support.fakes.stub_engine", owner_dir=run_dir, environment=environment
         )
         supervisors.append(made)
         return made

@@ -22,10 +22,10 @@ from tessera.engine.contract.errors import EngineError, QueueFullError
 from tessera.engine.contract.messages import EmbedderRole, ScorerInfo
 from tessera.engine.ipc.client import Vectors
 from tests.app.test_embeddings_http import BESIDE, MAIN, cat, embedded, word_piece
-from tests.support.fake_client import INFO, FakeClient, always
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
-from tests.support.operations import OPERATIONS
-from tests.support.tiny_encoder import CLS, SEP, VOCAB
+from tests.support.fakes.fake_client import INFO, FakeClient, always
+from tests.support.models.tiny_encoder import CLS, SEP, VOCAB
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.servers.operations import OPERATIONS
 
 SCORER = ScorerInfo(
     beside=True,

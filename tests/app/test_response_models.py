@@ -25,10 +25,10 @@ from tessera.app.openai.fine_tuning import objects as fine_tuning
 from tessera.app.openai.responses.objects import ResponseEvent
 from tessera.engine.contract.errors import EngineError
 from tessera.engine.contract.messages import EmbeddingInfo, PromptScores, ScorerInfo, TokenLogprobs
-from tests.support.fake_client import FakeClient, Submission, play
-from tests.support.http_fixtures import ids, serve
-from tests.support.operations import OPERATIONS, POOLED, TUNING, Operation
-from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAMETERS, tool_settings
+from tests.support.fakes.fake_client import FakeClient, Submission, play
+from tests.support.servers.http_fixtures import ids, serve
+from tests.support.servers.operations import OPERATIONS, POOLED, TUNING, Operation
+from tests.support.servers.surface_fixtures import CALL, PATIENCE, ROOMY, WEATHER_PARAMETERS, tool_settings
 
 EMBEDDINGS = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=4, vocab_size=512, max_input_tokens=64

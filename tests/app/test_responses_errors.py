@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_fixtures import call, serve
-from tests.support.surface_fixtures import PATIENCE, says, tool_settings
+from tests.support.servers.http_fixtures import call, serve
+from tests.support.servers.surface_fixtures import PATIENCE, says, tool_settings
 
 ASK: dict[str, Any] = {"model": "tiny", "input": "hi"}
 TOOL = {"type": "function", "name": "f"}

@@ -22,10 +22,10 @@ from tessera.app.openai.responses.store import ResponseStore, StoredResponse
 from tessera.app.schema.chat import ChatMessage
 from tessera.app.server.application import SCHEMAS
 from tessera.app.store.store import Store
-from tests.support.fake_client import FakeClient, always
-from tests.support.http_fixtures import serve, settings_for, write_model_folder
-from tests.support.server_fixture import running_server
-from tests.support.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
+from tests.support.fakes.fake_client import FakeClient, always
+from tests.support.servers.http_fixtures import serve, settings_for, write_model_folder
+from tests.support.servers.server_fixture import running_server
+from tests.support.servers.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS, prompt_of, says, tool_settings
 
 ASK: Any = {"model": "tiny", "input": "hi"}
 TOOL: Any = {"type": "function", "name": "weather", "parameters": WEATHER_PARAMETERS, "strict": None}

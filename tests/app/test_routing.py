@@ -17,7 +17,7 @@ from tessera.engine.core.account import Account
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.kv_tiers.prefix_report import MAX_CHANGES, PrefixReport
-from tests.support.fake_client import INFO
+from tests.support.fakes.fake_client import INFO
 
 ALL = 0b1111
 

@@ -30,11 +30,11 @@ from schemathesis.specs.openapi.checks import (
 from tessera.app.schema.fields import MAX_NAME
 from tessera.app.server.application import create_app
 from tessera.engine.contract.messages import PromptScores, TokenLogprobs
-from tests.support.fake_client import FakeClient, Submission, play
-from tests.support.http_fixtures import as_engines, ids
-from tests.support.operations import HARMLESS
-from tests.support.server_fixture import Server
-from tests.support.surface_fixtures import CALL, ROOMY, tool_settings
+from tests.support.fakes.fake_client import FakeClient, Submission, play
+from tests.support.servers.http_fixtures import as_engines, ids
+from tests.support.servers.operations import HARMLESS
+from tests.support.servers.server_fixture import Server
+from tests.support.servers.surface_fixtures import CALL, ROOMY, tool_settings
 
 NUM_EXAMPLES = int(os.environ.get("TESSERA_FUZZ_EXAMPLES", "3"))
 SETTINGS = settings(

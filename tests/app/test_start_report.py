@@ -10,8 +10,8 @@ import pytest
 
 from tessera.app.server.start_report import StartReport
 from tessera.engine.contract.messages import DraftInfo, OffloadInfo
-from tests.support.fake_client import INFO
-from tests.support.http_fixtures import settings_for, write_model_folder
+from tests.support.fakes.fake_client import INFO
+from tests.support.servers.http_fixtures import settings_for, write_model_folder
 
 
 def report(tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str, **facts: Any) -> list[str]:

@@ -18,8 +18,8 @@ from tessera.app.ops.root_routes import RUNNING
 from tessera.app.server.application import create_app
 from tessera.engine.contract.histogram import SECONDS_PER_REQUEST, SECONDS_PER_TOKEN, SECONDS_TO_FIRST_TOKEN
 from tessera.engine.contract.messages import EngineTotals, GpuUsage, SchedulerStats
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import (
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import (
     as_engines,
     call,
     ids,

@@ -25,9 +25,9 @@ from tessera.app.store.objects import ObjectTable, StoreLimits
 from tessera.app.store.schema import Schema
 from tessera.app.store.store import Store
 from tessera.engine.contract.errors import ConfigError
-from tests.support.descriptors import num_open
-from tests.support.disks import small_disk
 from tests.support.paths import ROOT
+from tests.support.processes.descriptors import num_open
+from tests.support.processes.disks import small_disk
 
 LIMITS = StoreLimits(max_bytes=10_000, max_age=3600.0)
 NOTES = ObjectTable("note", LIMITS, max_count=3, max_bytes=5_000, evicts=True)

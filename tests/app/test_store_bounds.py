@@ -20,8 +20,8 @@ from tessera.app.store.errors import StoreFullError, StoreQuotaError, StoreUnava
 from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.objects import OBJECTS, ObjectTable, StoredObject, StoreLimits, delete_expired, drop_content
 from tessera.app.store.store import Store, store_of
-from tests.support.descriptors import num_open
-from tests.support.http_fixtures import settings_for, write_model_folder
+from tests.support.processes.descriptors import num_open
+from tests.support.servers.http_fixtures import settings_for, write_model_folder
 
 NO_LIMITS = StoreLimits(10**9, None)
 

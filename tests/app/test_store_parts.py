@@ -25,7 +25,7 @@ from tessera.app.store.locks import ProcessLocks
 from tessera.app.store.objects import OBJECTS, ObjectTable, StoreLimits
 from tessera.app.store.schema import Schema, migrate
 from tessera.engine.contract.errors import EngineError
-from tests.support.descriptors import num_open
+from tests.support.processes.descriptors import num_open
 
 NO_LIMITS = StoreLimits(10**9, None)
 

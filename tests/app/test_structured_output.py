@@ -21,9 +21,9 @@ from tessera.app.openai.responses.schema import ResponsesRequest
 from tessera.app.schema.request import parse_request
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
-from tests.support.server_fixture import Server
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.servers.server_fixture import Server
 
 NO_TOOLS = offered_tools([])
 MESSAGES: list[Any] = [{"role": "user", "content": "My name is Anna, I am 31 and live in Bonn. Who am I?"}]

@@ -9,7 +9,7 @@ import pytest
 from tessera.app.settings import AppSettings
 from tessera.app.sockets.tls import make_context
 from tessera.engine.contract.errors import ConfigError
-from tests.support.certificates import PASSWORD, Authority, Certificate
+from tests.support.servers.certificates import PASSWORD, Authority, Certificate
 
 
 @pytest.fixture(scope="module")

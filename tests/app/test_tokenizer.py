@@ -24,7 +24,7 @@ from tessera.app.text.tokenizer import (
 )
 from tessera.engine.contract.errors import ContextLengthError, InvalidRequestError, ModelError
 from tessera.engine.tokens.special import special_tokens_of
-from tests.support.http_fixtures import TOKENIZER, ids, write_model_folder
+from tests.support.servers.http_fixtures import TOKENIZER, ids, write_model_folder
 
 TEXT = "hello wörld, 你好 🙂\n\ttabs  and   spaces \x00\x7f end"
 

@@ -27,8 +27,8 @@ from tessera.app.tools.parts import CallArguments, Content, Part
 from tessera.app.tools.tool_format import ToolFormat
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import Grammar
-from tests.support.http_fixtures import byte_level_tokenizer
-from tests.support.tool_texts import message_of
+from tests.support.cases.tool_texts import message_of
+from tests.support.servers.http_fixtures import byte_level_tokenizer
 
 SEED = 20
 # Qwen3-Coder's tags within a call are text, and so is a fence of Markdown.

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from tokenizers import AddedToken
 
 from tessera.app.settings import AppSettings
-from tests.support.fake_client import INFO, FakeClient, always, play
-from tests.support.http_fixtures import (
+from tests.support.fakes.fake_client import INFO, FakeClient, always, play
+from tests.support.servers.http_fixtures import (
     TEMPLATE,
     byte_level_tokenizer,
     call,

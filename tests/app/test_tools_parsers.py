@@ -14,9 +14,9 @@ from tessera.app.model_settings import ToolParserName
 from tessera.app.tools.formats.registry import FORMATS, choose_format
 from tessera.app.tools.parts import CallStart
 from tessera.engine.contract.errors import ConfigError
-from tests.support import tool_cases
-from tests.support.tool_cases import CITY, LLAMA_PARIS, PARIS, TRICKY
-from tests.support.tool_texts import Message, message_of
+from tests.support.cases import tool_cases
+from tests.support.cases.tool_cases import CITY, LLAMA_PARIS, PARIS, TRICKY
+from tests.support.cases.tool_texts import Message, message_of
 
 SEED = 20
 TOOLS: dict[str, Any] = {

@@ -36,9 +36,9 @@ from tessera.app.tracing.span_queue import SpanQueue
 from tessera.app.tracing.tracing import make_exporter
 from tessera.engine.contract.environment import environment_without_secrets
 from tessera.engine.contract.errors import ConfigError
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.support.otlp_collector import Collector, Span, collecting
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.fakes.otlp_collector import Collector, Span, collecting
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"

@@ -23,8 +23,8 @@ from tessera.app.training.encoder import ConversationEncoder, EncodedChat
 from tessera.app.training.lines import read_lines
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.driver import FoundDevice
+from tests.support.cases.quantisers import SCHEMES, quantised_model
 from tests.support.paths import BUILTIN, ROOT
-from tests.support.quantisers import SCHEMES, quantised_model
 
 USER: dict[str, Any] = {"role": "user", "content": "Hello!"}
 REPLY: dict[str, Any] = {"role": "assistant", "content": "Good day."}

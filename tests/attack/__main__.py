@@ -18,11 +18,11 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
+import tests.support.processes.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from tests.attack.campaign import PARTS, Plan, run
 from tests.attack.report import show
 from tests.attack.target import TRACEBACK, running, serve_command
-from tests.support.server_fixture import write_tiny_model
+from tests.support.servers.server_fixture import write_tiny_model
 
 STALL_LIMIT = 0.020  # seconds
 DISK = "16m"

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from tests.attack.context import Attack
 from tests.attack.target import ATTACKER
 from tests.attack.wire import Connection, NoAnswerError, request_bytes
-from tests.support.operations import POOLED
+from tests.support.servers.operations import POOLED
 
 MAX_DEPTH = 6
 FEW_TOKENS = 6

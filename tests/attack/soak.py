@@ -21,7 +21,7 @@ from pathlib import Path
 
 import uvloop
 
-import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
+import tests.support.processes.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from docs.generate.svg import LIGHT, line, picture, text
 from tests.attack import amplification, disconnects, fuzz, overload, raw_http
 from tests.attack.canaries import Canaries
@@ -31,7 +31,7 @@ from tests.attack.kv_cache import fill_kv_cache
 from tests.attack.niceness import giving_way
 from tests.attack.target import CANARY, Target, num_descriptors, running, serve_command
 from tests.support.paths import ROOT
-from tests.support.server_fixture import write_tiny_model
+from tests.support.servers.server_fixture import write_tiny_model
 
 # Faults are left out: they replace processes, whose memory then begins anew.
 WEIGHTS = {fuzz: 6, raw_http: 4, disconnects: 6, overload: 3, amplification: 1}

@@ -26,10 +26,10 @@ from tests.attack.machine import withheld
 from tests.attack.report import show
 from tests.attack.soak import Sample, verdict, write
 from tests.attack.target import Target, running, serve_command
-from tests.support.operations import HARMLESS, document_for
 from tests.support.paths import ROOT
-from tests.support.server_fixture import write_tiny_model
-from tests.support.surface_fixtures import tool_settings
+from tests.support.servers.operations import HARMLESS, document_for
+from tests.support.servers.server_fixture import write_tiny_model
+from tests.support.servers.surface_fixtures import tool_settings
 
 SEED = 18
 STALL_LIMIT = 0.5  # seconds; a shared machine's test is not the place to look for 20 ms

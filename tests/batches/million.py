@@ -22,7 +22,7 @@ import httpx
 
 from tests.batches.mortal_server import MortalServer
 from tests.batches.workload import ENDPOINTS, NUM_PROMPTS, Answers, Part, body
-from tests.support.server_fixture import write_tiny_model
+from tests.support.servers.server_fixture import write_tiny_model
 
 MODEL = "tiny"
 PATIENCE = 600.0  # seconds of one request, retries included

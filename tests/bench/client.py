@@ -10,7 +10,7 @@ import numpy as np
 from tessera.loadtest.run.load_run import run_load
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
-from tests.support.load_stub import Manner, StubServer
+from tests.support.fakes.load_stub import Manner, StubServer
 
 STREAMS = (8, 64, 256)
 REQUESTS_PER_STREAM = 3

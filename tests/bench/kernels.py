@@ -21,7 +21,7 @@ from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.sampling_interface import SamplingState
 from tessera.engine.tensor import Tensor, bfloat16, empty, float32, from_numpy, int32, uint32
-from tests.support.sampling_cases import SlotTables, make_rows, make_state
+from tests.support.cases.sampling_cases import SlotTables, make_rows, make_state
 
 COLD_BYTES = 300 << 20  # several times the L2
 CODE = 0x2A  # of e4m3, 0.3

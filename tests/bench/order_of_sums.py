@@ -26,7 +26,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import bfloat16, empty, float32
 from tests.bench import kernels, serve, steps
 from tests.bench.models import CONFIGS, write_model
-from tests.support.canaries import ask, ask_each_alone, differing, make_canaries, make_core, write_config
+from tests.support.cases.canaries import ask, ask_each_alone, differing, make_canaries, make_core, write_config
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 256)
 LAYER_ROWS = (1, 4, 16, 32, 64, 128, 256)

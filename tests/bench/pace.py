@@ -1,7 +1,7 @@
 """`python -m tests.bench.pace`: first tokens and gaps of loads on virtual time, with the prefill budget and without.
 
 Without one each step takes as much of the prompts as it holds, as vLLM's do. It needs no GPU; see
-`tests.support.virtual_engine` for what steps take.
+`tests.support.fakes.virtual_engine` for what steps take.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
+from tests.support.fakes.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
 
 MODELS = {"llama-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_06B}
 LOADS = ((8, 6000, 256, 32), (16, 6000, 256, 64), (32, 6000, 256, 96), (64, 2000, 256, 192), (64, 512, 256, 256))

@@ -12,8 +12,8 @@ import numpy as np
 
 from tessera.engine.contract.messages import EmbeddingInfo
 from tests.clients.replies import by_prompt
-from tests.support.fake_client import INFO, FakeClient, Submission, play
-from tests.support.http_fixtures import TOKENIZER, ids, serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import INFO, FakeClient, Submission, play
+from tests.support.servers.http_fixtures import TOKENIZER, ids, serve, settings_for, write_model_folder
 
 MODEL = "tiny"
 DIMENSION = 4

@@ -11,7 +11,7 @@ import pytest
 
 from tests.clients.agents import Workplace, workplace
 from tests.clients.run import TIMEOUT
-from tests.support.server_fixture import Server
+from tests.support.servers.server_fixture import Server
 
 pytestmark = pytest.mark.timeout(2 * TIMEOUT)
 QUESTION = "What is 2 + 3?"

@@ -38,7 +38,7 @@ from tessera.engine.tensor import (
     uint64,
 )
 from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
-from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
+from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100

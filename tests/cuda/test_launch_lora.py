@@ -24,8 +24,8 @@ from tessera.engine.ops.cuda.lora.shapes import expand_shape
 from tessera.engine.ops.cuda.lora.shrink import shrink_config
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.cuda.test_launch_steps import StepDevice, batch_of, launches_of
+from tests.support.models.tiny_adapters import TinyAdapter
 from tests.support.paths import BUILTIN
-from tests.support.tiny_adapters import TinyAdapter
 
 OWN = "sm90_adapted_matmul_kernel"
 LORA = ("group_rows_kernel", "lora_shrink_norm_kernel", "lora_shrink_kernel", "lora_expand_kernel")

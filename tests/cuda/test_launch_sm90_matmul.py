@@ -24,7 +24,7 @@ from tessera.engine.ops.cuda.linear.sm90_kernels import MAX_STAGES, SM90_MATMUL_
 from tessera.engine.ops.cuda.types import ceil_div, cuda_type
 from tessera.engine.tensor import Buffer, Tensor, bfloat16, empty, float16, float32
 from tests.cuda.test_launch_attention import Launch, WritingDevice
-from tests.support.linear_calls import product_silu_mul
+from tests.support.cases.linear_calls import product_silu_mul
 
 H200 = (132, 66, 39, 30, 22, 17, 15, 15)  # clusters of 1, 2, ... blocks that run at a time
 HALF_IDLE = (114, 57, 0, 25, 0, 0, 0, 0)  # a device whose multiprocessors are grouped otherwise

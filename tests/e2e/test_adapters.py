@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.llama_reference import logits_after
-from tests.support.server_fixture import Server, async_client, running_server, stream_answer
-from tests.support.tiny_adapters import TinyAdapter, merged_tensors
-from tests.support.tiny_models import TINY_MODELS, make_tensors, prompt
+from tests.support.models.tiny_adapters import TinyAdapter, merged_tensors
+from tests.support.models.tiny_models import TINY_MODELS, make_tensors, prompt
+from tests.support.references.llama_reference import logits_after
+from tests.support.servers.server_fixture import Server, async_client, running_server, stream_answer
 
 PROMPT = prompt()[:12]
 LENGTH = 10

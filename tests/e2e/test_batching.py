@@ -20,9 +20,9 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.tensor import CPU
-from tests.support.fake_runner import check_blocks
-from tests.support.server_fixture import Answer, Server, async_client, running_server, stream_answer
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+from tests.support.fakes.fake_runner import check_blocks
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+from tests.support.servers.server_fixture import Answer, Server, async_client, running_server, stream_answer
 
 NUM_REQUESTS = 32
 NUM_ENTRANCES = 8  # requests that begin at once; every other one waits for an earlier one's first token

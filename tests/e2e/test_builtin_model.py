@@ -14,7 +14,7 @@ from tessera.engine.builtin.training.corpus import SKILLS, cases
 from tessera.engine.builtin.training.render import render
 from tests.evaluation.judge import is_right, request_of
 from tests.support.paths import BUILTIN
-from tests.support.server_fixture import Server
+from tests.support.servers.server_fixture import Server
 
 FOLDER = BUILTIN
 CASES, SEED = 4, 3  # a skill; the model gets all of these right

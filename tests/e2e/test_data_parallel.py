@@ -19,8 +19,8 @@ import pytest
 from tessera.app.engines.engines import Engines
 from tessera.app.engines.replicated_client import ReplicatedClient
 from tessera.app.routing.block_keys import block_keys
-from tests.support.server_fixture import DEADLINE, Server, running_server
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 PROMPT = list(range(10, 90)) * 4
 

@@ -25,10 +25,10 @@ from tessera.engine.contract.messages import GpuUsage, SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
 from tests.image_steps import Image, copy, ignored, instructions
 from tests.supply_chain import is_allowed, licences_of, sbom, unhashed
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
-from tests.support.monitoring import DASHBOARD, DEPLOY, RULES, queries
+from tests.support.fakes.fake_client import FakeClient, always, play
 from tests.support.paths import ROOT
+from tests.support.servers.http_fixtures import as_engines, call, ids, settings_for, write_model_folder
+from tests.support.servers.monitoring import DASHBOARD, DEPLOY, RULES, queries
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 GRID_WIDTH = 24

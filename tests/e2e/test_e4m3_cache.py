@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.server_fixture import Server, running_server, write_tiny_model
+from tests.support.servers.server_fixture import Server, running_server, write_tiny_model
 
 PROMPTS = [list(range(5, 5 + length)) for length in (40, 70, 41)]
 

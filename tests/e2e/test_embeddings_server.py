@@ -13,9 +13,9 @@ import pytest
 from tests.app.test_embeddings_http import cat, word_piece
 from tests.engine.test_classifiers import scorer
 from tests.engine.test_embeddings_models import decoder, encoder
-from tests.support.server_fixture import DEADLINE, Server, async_client, running_server, stream_answer
-from tests.support.tiny_classifiers import build_classifier
-from tests.support.tiny_encoder import build_encoder, write_pooling
+from tests.support.models.tiny_classifiers import build_classifier
+from tests.support.models.tiny_encoder import build_encoder, write_pooling
+from tests.support.servers.server_fixture import DEADLINE, Server, async_client, running_server, stream_answer
 
 
 @pytest.fixture(scope="module")

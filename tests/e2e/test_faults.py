@@ -16,7 +16,8 @@ import httpx
 import openai
 import pytest
 
-from tests.support.server_fixture import (
+from tests.support.models.tiny_models import VOCAB_SIZE, prompt
+from tests.support.servers.server_fixture import (
     DEADLINE,
     HEALTH_DEADLINE,
     MAX_MODEL_LEN,
@@ -26,7 +27,6 @@ from tests.support.server_fixture import (
     running_server,
     stream_answer,
 )
-from tests.support.tiny_models import VOCAB_SIZE, prompt
 
 PROMPT = prompt()[:12]
 ENDLESS = MAX_MODEL_LEN - len(PROMPT)  # most that a context leaves room for: seconds of work

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.server_fixture import DEADLINE, Server, running_server
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 REPLY = "the train is there"
 QUESTION: Any = [{"role": "user", "content": "Say it."}]

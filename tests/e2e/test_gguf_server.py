@@ -12,9 +12,9 @@ import pytest
 
 from tests.engine.gguf.converter import convert
 from tests.engine.gguf.writer import Stored
+from tests.support.models.tiny_models import TINY_MODELS, make_tensors
 from tests.support.paths import ROOT
-from tests.support.server_fixture import Server, running_server
-from tests.support.tiny_models import TINY_MODELS, make_tensors
+from tests.support.servers.server_fixture import Server, running_server
 
 LETTERS = [chr(code) if code != 32 else "Ġ" for code in range(32, 127)]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|user|>", "<|assistant|>"]

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from tessera.app.settings import AppSettings
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import ids, serve, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import ids, serve, settings_for, write_model_folder
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 HELLO = play([*ids("hello wörld 🙂"), 0], stop_token_id=0, logprobs=True)

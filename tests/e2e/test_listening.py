@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.certificates import Authority, Certificate
-from tests.support.server_fixture import DEADLINE, Server, running_server
+from tests.support.servers.certificates import Authority, Certificate
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 
 class Files:

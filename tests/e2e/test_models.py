@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.llama_reference import log_softmax, logits_after, penalised
-from tests.support.server_fixture import Server, async_client, stream_answer
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, make_tensors, prompt
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, make_tensors, prompt
+from tests.support.references.llama_reference import log_softmax, logits_after, penalised
+from tests.support.servers.server_fixture import Server, async_client, stream_answer
 
 EOS = 2
 PROMPT = prompt()[:12]

@@ -28,11 +28,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind, Tracer, format_trace_id
 
-from tests.support.dashboard_queries import VLLM_QUERIES, prepared
-from tests.support.monitoring import DEPLOY, RULES, queries
-from tests.support.otlp_collector import Collector, Span, collecting
+from tests.support.fakes.otlp_collector import Collector, Span, collecting
 from tests.support.paths import ROOT
-from tests.support.server_fixture import Server, running_server
+from tests.support.servers.dashboard_queries import VLLM_QUERIES, prepared
+from tests.support.servers.monitoring import DEPLOY, RULES, queries
+from tests.support.servers.server_fixture import Server, running_server
 
 NUM_REQUESTS = 24
 GPU_METRICS = "tessera:gpu_"  # which a server on a CPU does not have

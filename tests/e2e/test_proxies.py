@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.monitoring import DEPLOY
-from tests.support.server_fixture import DEADLINE, Server, running_server
+from tests.support.servers.monitoring import DEPLOY
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 PROXIES = DEPLOY / "proxies"
 BELOW = ("--root-path", "/llm", "--forwarded-allow-ips", "127.0.0.1")

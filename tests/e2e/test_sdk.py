@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.server_fixture import DEADLINE, Server
+from tests.support.servers.server_fixture import DEADLINE, Server
 
 MESSAGES: Any = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Tell the time."}]
 RENDERED = (

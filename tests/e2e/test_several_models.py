@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.server_fixture import DEADLINE, Server, running_server, write_tiny_model
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server, write_tiny_model
 
 KEY = "sk-test"
 FIRST, THIRD = 0, 2  # their places in the list

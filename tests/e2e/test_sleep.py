@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.server_fixture import Server, running_server
+from tests.support.servers.server_fixture import Server, running_server
 
 CONFIG = """
 sleep-host-gib: 4

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.browser import Page, browser_page, find_browser
-from tests.support.server_fixture import Server, running_server
+from tests.support.servers.browser import Page, browser_page, find_browser
+from tests.support.servers.server_fixture import Server, running_server
 
 KEY = "a-key-for-the-page"
 WATCH_THE_ANSWER_GROW = """

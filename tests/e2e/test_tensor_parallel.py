@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
-from tests.support.server_fixture import HEALTH_DEADLINE, Server, running_server
-from tests.support.tiny_models import prompt
+from tests.support.models.tiny_models import prompt
+from tests.support.servers.server_fixture import HEALTH_DEADLINE, Server, running_server
 
 PROMPT = prompt()[:12]
 

@@ -39,10 +39,10 @@ from tests.gpu.test_lora_products_gpu import check_adapted_product
 from tests.gpu.test_matmul_portable_gpu import launch, name
 from tests.gpu.test_sampling_gpu import sample, varied_logits, varied_settings
 from tests.gpu.test_training_products_gpu import check_product
-from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
-from tests.support.op_cases import AttentionCase, AttentionInputs, random_array
-from tests.support.reference import assert_close, assert_same_cache
-from tests.support.sampling_cases import N_SIGMA
+from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
+from tests.support.cases.op_cases import AttentionCase, AttentionInputs, random_array
+from tests.support.cases.sampling_cases import N_SIGMA
+from tests.support.references.reference import assert_close, assert_same_cache
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(COMPILER) is None,

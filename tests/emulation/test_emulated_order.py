@@ -18,7 +18,7 @@ from tessera.engine.ops.cuda.linear.problem import LinearOperands, LinearProblem
 from tessera.engine.tensor import bfloat16, empty, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, kernel_folder
 from tests.gpu.test_order_of_sums_gpu import Sequences, bits
-from tests.support.op_cases import random_array
+from tests.support.cases.op_cases import random_array
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which(COMPILER) is None,

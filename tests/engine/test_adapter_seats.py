@@ -15,8 +15,8 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, InvalidRequestError, NotFoundError
 from tessera.engine.models.config import load_config
 from tessera.engine.tensor import CPU
-from tests.support.tiny_adapters import TinyAdapter
-from tests.support.tiny_models import TINY_MODELS, build
+from tests.support.models.tiny_adapters import TinyAdapter
+from tests.support.models.tiny_models import TINY_MODELS, build
 
 
 @dataclass(eq=False)

@@ -28,12 +28,12 @@ from tessera.engine.tensor import CPU, float32, from_numpy
 from tessera.engine.training.lora import LoraSettings, load_adapter, make_adapters, save_adapter
 from tessera.engine.training.parameters import load_parameters
 from tests.engine.gguf.converter import write_converted
+from tests.support.cases.quantisers import SCHEMES, quantised_model
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
-from tests.support.llama_reference import logits_after
-from tests.support.quantisers import SCHEMES, quantised_model
-from tests.support.tiny_adapters import TinyAdapter, merged, merged_tensors, shapes_of
-from tests.support.tiny_families import build_family
-from tests.support.tiny_models import TINY_MODELS, build, prompt, write_safetensors
+from tests.support.models.tiny_adapters import TinyAdapter, merged, merged_tensors, shapes_of
+from tests.support.models.tiny_families import build_family
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt, write_safetensors
+from tests.support.references.llama_reference import logits_after
 
 Array = np.ndarray[Any, Any]
 

@@ -11,8 +11,7 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
-from tests.support import reference
-from tests.support.op_cases import (
+from tests.support.cases.op_cases import (
     ATTENTION_CASES,
     DTYPES,
     AttentionCase,
@@ -22,7 +21,8 @@ from tests.support.op_cases import (
     random_angles,
     random_array,
 )
-from tests.support.reference import assert_close
+from tests.support.references import reference
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

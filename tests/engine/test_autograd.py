@@ -14,7 +14,7 @@ from tessera.engine.autograd.variable import Variable
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.training.interface import PackedSequences
 from tessera.engine.tensor import CPU, bfloat16, from_numpy
-from tests.support import gradients
+from tests.support.references import gradients
 
 Array = np.ndarray[Any, Any]
 SEED = int(np.random.SeedSequence().generate_state(1)[0])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.engine.core.step_batch import StepBatch
-from tests.support.fake_runner import Harness, generate
+from tests.support.fakes.fake_runner import Harness, generate
 
 BLOCK_SIZE = 4
 

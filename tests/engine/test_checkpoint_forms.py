@@ -22,8 +22,8 @@ from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import resolve_max_model_len
 from tessera.engine.tensor import CPU, float32
-from tests.support.tiny_encoder import build_encoder
-from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
+from tests.support.models.tiny_encoder import build_encoder
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
 
 Array = np.ndarray[Any, Any]
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

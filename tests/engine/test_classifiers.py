@@ -27,10 +27,10 @@ from tessera.engine.runner.scorer import Scorer
 from tessera.engine.runner.yes_no import yes_no_tokens
 from tessera.engine.tensor import CPU, float32
 from tests.support.decoder_harness import DecoderHarness, relative_error
+from tests.support.models.tiny_classifiers import POSITIONS, TINY_CLASSIFIERS, WITH_HEADS, build_classifier, pair
+from tests.support.models.tiny_encoder import build_encoder
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt, write_safetensors
 from tests.support.paths import GOLDEN
-from tests.support.tiny_classifiers import POSITIONS, TINY_CLASSIFIERS, WITH_HEADS, build_classifier, pair
-from tests.support.tiny_encoder import build_encoder
-from tests.support.tiny_models import TINY_MODELS, build, prompt, write_safetensors
 
 Array = np.ndarray[Any, Any]
 

@@ -41,8 +41,8 @@ from tessera.engine.ipc.client import LEAST_WAKES, EngineClient
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.request_stream import Inbox, RequestStream, _merge, error_of
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
-from tests.support import stub_engine
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
+from tests.support.fakes import stub_engine
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 HEALTH_DEADLINE = 5.0  # what users are promised
@@ -52,7 +52,8 @@ ENDLESS = SamplingParams(max_tokens=10**9)
 @contextlib.asynccontextmanager
 async def engine(model: str = "stub", **options: Any) -> AsyncIterator[tuple[EngineSupervisor, EngineClient]]:
     run_dir = make_run_dir()
-    supervisor = EngineSupervisor(EngineConfig(model=model), run_dir, module="tests.support.stub_engine", **options)
+    module = "tests.support.fakes.stub_engine"
+    supervisor = EngineSupervisor(EngineConfig(model=model), run_dir, module=module, **options)
     client = EngineClient(run_dir)
     supervisor.start()
     await asyncio.wait_for(supervisor.wait_launched(), DEADLINE)

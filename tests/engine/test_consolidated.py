@@ -16,7 +16,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
 from tessera.engine.training.parameters import load_parameters
 from tests.support.decoder_harness import DecoderHarness
-from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
 
 Array = np.ndarray[Any, Any]
 MODEL = TINY_MODELS["mistral"]

@@ -13,8 +13,8 @@ from tessera.engine.contract.errors import ContextLengthError, InvalidRequestErr
 from tessera.engine.contract.messages import AddRequest, RequestOutput
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch, StepResult
-from tests.support.fake_runner import CLIENT, NON_FINITE, VOCAB_SIZE, Harness, generate
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
+from tests.support.fakes.fake_runner import CLIENT, NON_FINITE, VOCAB_SIZE, Harness, generate
 
 
 def make_requests(seed: int, count: int = 32, longest: int = 40) -> dict[str, tuple[list[int], int, str]]:

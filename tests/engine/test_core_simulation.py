@@ -20,7 +20,7 @@ from tessera.engine.contract.messages import AccountRef, TokenLogprobs
 from tessera.engine.contract.speculation.settings import MODEL_METHODS
 from tessera.engine.core import block_manager
 from tessera.engine.kv_tiers.tiers import KVTiers
-from tests.support.fake_runner import (
+from tests.support.fakes.fake_runner import (
     CLIENT,
     EOS,
     NON_FINITE,
@@ -31,7 +31,7 @@ from tests.support.fake_runner import (
     next_token,
     score,
 )
-from tests.support.fake_tiers import MemoryFiles, check_tiers_quiet, make_fake_tiers
+from tests.support.fakes.fake_tiers import MemoryFiles, check_tiers_quiet, make_fake_tiers
 
 MAX_MODEL_LEN = 48
 MOST_LOOKS = 40  # steps in which a load ends

@@ -26,7 +26,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import CPU, Tensor
 from tests.support.decoder_harness import Row, scattered_blocks, step_batch
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 
 BLOCK_SIZE: Final = 8
 MAX_NUM_SEQS = 33

@@ -19,8 +19,8 @@ from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, float16, float32, from_numpy
-from tests.support import decoder_reference
 from tests.support.decoder_harness import DecoderHarness, int32, relative_error
+from tests.support.references import decoder_reference
 
 Array = np.ndarray[Any, Any]
 

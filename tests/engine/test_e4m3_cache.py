@@ -20,9 +20,9 @@ from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner, resolve_kv_format
 from tessera.engine.tensor import CPU, bfloat16, float32, uint8
+from tests.support.cases.quantisers import SCHEMES, pack_tensors, quantised_model, write_tensors
 from tests.support.decoder_harness import DecoderHarness, relative_error
-from tests.support.quantisers import SCHEMES, pack_tensors, quantised_model, write_tensors
-from tests.support.tiny_models import TINY_MODELS, build, make_tensors, prompt, write_safetensors
+from tests.support.models.tiny_models import TINY_MODELS, build, make_tensors, prompt, write_safetensors
 
 
 @pytest.fixture

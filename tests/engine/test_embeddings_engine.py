@@ -45,8 +45,8 @@ from tessera.engine.core.embedder import (
 )
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
-from tests.support.fake_runner import Harness
-from tests.support.tiny_encoder import build_encoder, inputs, write_pooling
+from tests.support.fakes.fake_runner import Harness
+from tests.support.models.tiny_encoder import build_encoder, inputs, write_pooling
 
 VOCAB_SIZE = 100
 BROKEN = 99  # a text that begins with it has an embedding that is not finite

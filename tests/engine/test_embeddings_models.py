@@ -23,12 +23,10 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, EncoderRunner, unit_length
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor, float32, from_numpy
+from tests.support.cases.embedding_texts import TEXTS
+from tests.support.cases.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.decoder_harness import relative_error
-from tests.support.embedding_texts import TEXTS
-from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
-from tests.support.paths import GOLDEN
-from tests.support.reference import assert_close
-from tests.support.tiny_encoder import (
+from tests.support.models.tiny_encoder import (
     CONFIG,
     INPUT_LENGTHS,
     MAX_LENGTH,
@@ -37,7 +35,9 @@ from tests.support.tiny_encoder import (
     tensors,
     write_pooling,
 )
-from tests.support.tiny_models import TINY_MODELS, build, prompt, write_safetensors
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt, write_safetensors
+from tests.support.paths import GOLDEN
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

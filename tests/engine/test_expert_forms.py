@@ -17,8 +17,8 @@ from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import MoEWeights, Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
-from tests.support.tiny_mixtures import NUM_EXPERTS, TINY_MIXTURES
-from tests.support.tiny_models import TINY_MODELS, build, make_tensors, write_safetensors
+from tests.support.models.tiny_mixtures import NUM_EXPERTS, TINY_MIXTURES
+from tests.support.models.tiny_models import TINY_MODELS, build, make_tensors, write_safetensors
 
 
 def loaded(folder: Path, dtype: np.dtype[Any] = float32) -> Weights:

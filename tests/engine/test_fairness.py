@@ -18,7 +18,7 @@ from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.slot_table import ScheduledStep
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.core.takeover import MAX_LAG
-from tests.support.fake_runner import NON_FINITE, Harness, generate
+from tests.support.fakes.fake_runner import NON_FINITE, Harness, generate
 
 MAX_LEN = 160
 HEAVY, LIGHT = AccountRef(1), AccountRef(2)

@@ -14,11 +14,11 @@ import pytest
 
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16
-from tests.support import tiny_families, tiny_models
 from tests.support.decoder_harness import DecoderHarness
+from tests.support.models import tiny_families, tiny_models
+from tests.support.models.tiny_families import FAMILIES, MAX_LEN, POSITIONS, VOCAB, build_family
+from tests.support.models.tiny_models import TINY_MODELS, build
 from tests.support.paths import GOLDEN
-from tests.support.tiny_families import FAMILIES, MAX_LEN, POSITIONS, VOCAB, build_family
-from tests.support.tiny_models import TINY_MODELS, build
 
 Array = np.ndarray[Any, Any]
 

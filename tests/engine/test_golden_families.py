@@ -18,9 +18,18 @@ from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float32
 from tests.support.decoder_harness import DecoderHarness, relative_error
+from tests.support.models.tiny_families import (
+    FAMILIES,
+    LENGTH,
+    MAX_LEN,
+    POSITIONS,
+    VOCAB,
+    build_family,
+    prompt,
+    tensors,
+)
+from tests.support.models.tiny_models import TINY_MODELS
 from tests.support.paths import GOLDEN
-from tests.support.tiny_families import FAMILIES, LENGTH, MAX_LEN, POSITIONS, VOCAB, build_family, prompt, tensors
-from tests.support.tiny_models import TINY_MODELS
 
 Array = np.ndarray[Any, Any]
 

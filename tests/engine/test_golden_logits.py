@@ -16,9 +16,9 @@ from tessera.engine.models.rope_tables import RopeTables
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
 from tests.support.decoder_harness import DecoderHarness, relative_error
+from tests.support.models.tiny_mixtures import PHIMOE_ROPE
+from tests.support.models.tiny_models import PROMPT_LEN, TINY_MODELS, TinyModel, build, prompt
 from tests.support.paths import GOLDEN
-from tests.support.tiny_mixtures import PHIMOE_ROPE
-from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, TinyModel, build, prompt
 
 GOLDEN_FILE = GOLDEN / "golden_logits.npz"
 TOLERANCE = {float32: 1e-4, bfloat16: 2e-2, float16: 5e-3}

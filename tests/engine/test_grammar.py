@@ -16,8 +16,8 @@ from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import RequestOutput
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
 from tessera.engine.grammar.compiler import GrammarCompiler, GrammarProbe, GrammarTokenizer, load_tokenizer
+from tests.support.cases.token_ids import token_ids
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, decode, encode, schema
-from tests.support.token_ids import token_ids
 
 SEEDS = range(12)
 

@@ -21,7 +21,7 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.kv_tiers.tiers import KVTiers
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 CLIENT = b"client"
 BLOCK_SIZE, NUM_BLOCKS = 8, 10  # of the device: one conversation at a time

@@ -12,8 +12,8 @@ from tessera.engine.core.sequence import SequenceStatus
 from tessera.engine.kv_tiers.disk_tier import DiskTier
 from tessera.engine.kv_tiers.metrics import TierMetrics
 from tessera.engine.kv_tiers.tiers import MAX_READ_SECONDS, KVTiers, Parts
-from tests.support.fake_runner import CLIENT, NON_FINITE, FakeRunner, Harness, generate
-from tests.support.fake_tiers import FakeCopies, LateExecutor, LateMark, MemoryFiles, check_tiers_quiet
+from tests.support.fakes.fake_runner import CLIENT, NON_FINITE, FakeRunner, Harness, generate
+from tests.support.fakes.fake_tiers import FakeCopies, LateExecutor, LateMark, MemoryFiles, check_tiers_quiet
 
 PROMPT = [*range(1, 41), 50]
 OTHERS = [[number + 60] * 41 for number in range(4)]

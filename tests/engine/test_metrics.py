@@ -16,7 +16,7 @@ from tessera.engine.contract.histogram_counts import Histogram
 from tessera.engine.contract.messages import SchedulerStats
 from tessera.engine.core.metrics import EngineMetrics
 from tessera.engine.cuda.inspection.nvml import Usage, UsageMonitor
-from tests.support.fake_runner import CLIENT, NON_FINITE, Harness
+from tests.support.fakes.fake_runner import CLIENT, NON_FINITE, Harness
 from tests.wire.points import COUNTERS, GAUGES, HISTOGRAMS
 
 

@@ -17,8 +17,8 @@ from tessera.engine.models.registry import ARCHITECTURES
 from tessera.engine.models.rope import cos_sin_table, inverse_frequencies
 from tessera.engine.models.specs import HalfNorms, NormSpec
 from tessera.engine.tensor import bfloat16, float16, float32
-from tests.support.tiny_families import FAMILIES
-from tests.support.tiny_models import TINY_MODELS, TinyModel, build
+from tests.support.models.tiny_families import FAMILIES
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build
 
 LLAMA = TINY_MODELS["llama"].config
 

@@ -28,7 +28,7 @@ from tests.support.decoder_harness import (
     scattered_blocks,
     step_batch,
 )
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
 
 BLOCK_SIZE: Final = 8
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)

@@ -13,10 +13,10 @@ from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import CPU, Tensor, bfloat16, empty, float32, from_numpy, int32
-from tests.support import moe_reference, reference
-from tests.support.moe_reference import ROUTINGS, routed_of, uneven_experts
-from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, mixed_weight, random_array
-from tests.support.reference import assert_close
+from tests.support.cases.op_cases import DTYPES, AttentionCase, AttentionInputs, mixed_weight, random_array
+from tests.support.references import moe_reference, reference
+from tests.support.references.moe_reference import ROUTINGS, routed_of, uneven_experts
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

@@ -22,8 +22,8 @@ from tessera.engine.ops.training.moment_codes import (
 from tessera.engine.tensor import CPU, from_numpy
 from tessera.engine.training.checkpoint import Checkpoints, load_checkpoint
 from tessera.engine.training.plan import PlannedTraining, TrainingPlan, plan_supervised
-from tests.support.tiny_models import TINY_MODELS, build
-from tests.support.training_child import SETTINGS, examples
+from tests.support.models.tiny_models import TINY_MODELS, build
+from tests.support.processes.training_child import SETTINGS, examples
 
 Array = np.ndarray[Any, Any]
 SIGNS = {"signed": True, "unsigned": False}

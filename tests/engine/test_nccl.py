@@ -20,7 +20,7 @@ from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.errors import ConfigError, DeviceError, RankError
 from tessera.engine.tensor import CpuDevice, bfloat16, empty, float32
 from tests.support.paths import ROOT
-from tests.support.rank_threads import Ranks, check_columns_and_tokens, check_largest, check_sums
+from tests.support.processes.rank_threads import Ranks, check_columns_and_tokens, check_largest, check_sums
 
 pytestmark = [
     pytest.mark.timeout(60, method="thread"),
@@ -43,7 +43,7 @@ class StreamDevice(CpuDevice):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> NcclLibrary:
     path = tmp_path_factory.mktemp("nccl") / "libnccl.so.2"
-    source = ROOT / "tests" / "support" / "nccl_stub.cc"
+    source = ROOT / "tests" / "support" / "fakes" / "nccl_stub.cc"
     subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
     return NcclLibrary(path)
 

@@ -15,9 +15,9 @@ from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation, LayerNorm, Prologue, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
-from tests.support import reference
-from tests.support.op_cases import DTYPES, ElsewhereDevice, columns_of, mixed_weight, poisoned, random_array
-from tests.support.reference import assert_close
+from tests.support.cases.op_cases import DTYPES, ElsewhereDevice, columns_of, mixed_weight, poisoned, random_array
+from tests.support.references import reference
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

@@ -24,9 +24,9 @@ from tessera.engine.tensor import CPU, float32
 from tests.engine.gguf.converter import plain, write_converted
 from tests.engine.gguf.test_gguf_models import QUANTIZED, Quantizer
 from tests.engine.gguf.writer import Stored
-from tests.support.gguf_blocks import random_blocks
-from tests.support.quantisers import SCHEMES, fp8, quantised_model
-from tests.support.tiny_models import TINY_MODELS, TinyModel, build
+from tests.support.cases.gguf_blocks import random_blocks
+from tests.support.cases.quantisers import SCHEMES, fp8, quantised_model
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build
 
 Array = np.ndarray[Any, Any]
 OPS = make_ops(CPU)

@@ -16,8 +16,8 @@ from tessera.engine.training.examples import Example
 from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import Parameters, load_parameters
 from tessera.engine.training.preferences import Preference, PreferenceTrainer, with_references
-from tests.support.llama_reference import log_softmax, logits_after
-from tests.support.tiny_models import TINY_MODELS, build
+from tests.support.models.tiny_models import TINY_MODELS, build
+from tests.support.references.llama_reference import log_softmax, logits_after
 
 Array = np.ndarray[Any, Any]
 BETA = 0.3

@@ -23,8 +23,8 @@ from tessera.engine.core.prefill_budget import (
     PrefillBudget,
 )
 from tessera.engine.core.step_batch import StepBatch
-from tests.support.fake_runner import Harness
-from tests.support.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
+from tests.support.fakes.fake_runner import Harness
+from tests.support.fakes.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 

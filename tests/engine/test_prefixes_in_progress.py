@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tessera.engine.core.step_batch import StepBatch
-from tests.support.fake_runner import CLIENT, NON_FINITE, Harness, generate
+from tests.support.fakes.fake_runner import CLIENT, NON_FINITE, Harness, generate
 
 BLOCK_SIZE = 4
 PROMPT = [1 + index * 7 % 97 for index in range(150)]

@@ -40,7 +40,7 @@ from tessera.engine.training.optimizers.groups import OptimizerGroups
 from tessera.engine.training.optimizers.muon import COEFFICIENTS, NUM_ITERATIONS, Muon, MuonSettings
 from tessera.engine.training.parameters import Parameter, load_parameters
 from tessera.engine.training.stream import ExampleStream
-from tests.support.tiny_pretraining import make_base, settings_in, trained
+from tests.support.models.tiny_pretraining import make_base, settings_in, trained
 
 Array = np.ndarray[Any, Any]
 

@@ -49,10 +49,10 @@ from tessera.engine.core.embedder import Embedder
 from tessera.engine.ipc import engine_process as process_module
 from tessera.engine.ipc.engine_process import CONFIRM_SECONDS, RECEIVE_SECONDS, EngineProcess
 from tessera.engine.ipc.loaded_engine import LoadedEngine
-from tests.support import stub_engine
-from tests.support.blocking_client import BlockingClient
-from tests.support.fake_client import INFO
+from tests.support.fakes import stub_engine
+from tests.support.fakes.fake_client import INFO
 from tests.support.paths import ROOT
+from tests.support.servers.blocking_client import BlockingClient
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 
@@ -129,7 +129,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
     def start_engine(model: str = "stub") -> Engine:
         reader, writer = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.stub_engine", str(tmp_path), str(writer), str(tmp_path)],
+            [sys.executable, "-m", "tests.support.fakes.stub_engine", str(tmp_path), str(writer), str(tmp_path)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,

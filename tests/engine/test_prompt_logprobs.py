@@ -18,11 +18,11 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CpuDevice, float32
+from tests.support.cases.token_ids import token_ids
 from tests.support.decoder_harness import DecoderHarness, int32
-from tests.support.fake_runner import Harness, score
-from tests.support.llama_reference import log_softmax
-from tests.support.tiny_models import TINY_MODELS, build, prompt
-from tests.support.token_ids import token_ids
+from tests.support.fakes.fake_runner import Harness, score
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
+from tests.support.references.llama_reference import log_softmax
 
 CLIENT = b"client"
 

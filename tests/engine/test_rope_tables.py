@@ -24,7 +24,7 @@ from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
 from tests.support.decoder_harness import DecoderHarness, scattered_blocks
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 
 MODELS = ("phi3-longrope-long", "llama-dynamic")
 TRAINED, LONGEST = 16, 40

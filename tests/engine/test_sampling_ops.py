@@ -13,7 +13,7 @@ from tessera.engine.ops.cpu.philox import philox4x32_10
 from tessera.engine.ops.cuda.sampling import split_config, split_vocab
 from tessera.engine.ops.sampling_interface import RANDOM_GROUP
 from tessera.engine.tensor import CPU, Tensor, from_numpy
-from tests.support.sampling_cases import (
+from tests.support.cases.sampling_cases import (
     KEPT,
     N_SIGMA,
     SlotTables,

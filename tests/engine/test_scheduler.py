@@ -11,7 +11,7 @@ from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.slot_table import ScheduledStep
 from tessera.engine.core.step_batch import StepBatch
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
 
 BLOCK_SIZE = 4
 

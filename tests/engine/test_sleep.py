@@ -29,9 +29,9 @@ from tessera.engine.ipc.load import load_engine
 from tessera.engine.ipc.loaded_engine import LoadedEngine
 from tessera.engine.ipc.request_stream import RequestStream
 from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
-from tests.support import stub_engine
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
+from tests.support.fakes import stub_engine
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 CLIENT = b"client"
 MIB = 2**20
@@ -124,7 +124,7 @@ async def process(model: str = "stub") -> AsyncIterator[tuple[EngineSupervisor, 
     """A real process with a stub for its model."""
     run_dir = make_run_dir()
     config = EngineConfig(model=model, can_sleep=True)
-    supervisor = EngineSupervisor(config, run_dir, module="tests.support.stub_engine")
+    supervisor = EngineSupervisor(config, run_dir, module="tests.support.fakes.stub_engine")
     client = EngineClient(run_dir)
     supervisor.start()
     await client.start()

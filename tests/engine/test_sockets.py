@@ -19,7 +19,7 @@ from tessera.engine.ipc.sockets import listener as listener_module
 from tessera.engine.ipc.sockets.connection import Connection, send_once
 from tessera.engine.ipc.sockets.frames import HEADER, MAX_BYTES, FrameError, FrameReader
 from tessera.engine.ipc.sockets.listener import Listener
-from tests.support.blocking_client import BlockingClient
+from tests.support.servers.blocking_client import BlockingClient
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 LARGE = 5 * 2**20  # bytes; many times what a socket holds

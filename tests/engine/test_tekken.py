@@ -18,7 +18,7 @@ from tessera.engine.grammar.compiler import load_tokenizer as load_grammar_token
 from tessera.engine.tokens import tekken
 from tessera.engine.tokens.folder import tokenizer_json
 from tessera.engine.tokens.tekken import parse_tekken, read_tekken_chat
-from tests.support.tiny_tekken import BYTES, tekken_values, write_tekken
+from tests.support.models.tiny_tekken import BYTES, tekken_values, write_tekken
 
 SEED = 23
 

@@ -35,12 +35,12 @@ from tessera.engine.ranks.cuda_runner import make_cuda_runner
 from tessera.engine.ranks.parallel_runner import ParallelRunner, make_cpu_runner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor, empty
+from tests.support.cases.token_ids import token_ids
 from tests.support.decoder_harness import Row, step_batch
+from tests.support.models.tiny_encoder import build_encoder
+from tests.support.models.tiny_families import FAMILIES, build_family
+from tests.support.models.tiny_models import TINY_MODELS, build
 from tests.support.paths import BUILTIN
-from tests.support.tiny_encoder import build_encoder
-from tests.support.tiny_families import FAMILIES, build_family
-from tests.support.tiny_models import TINY_MODELS, build
-from tests.support.token_ids import token_ids
 
 CLIENT = b"client"
 SPAWN = multiprocessing.get_context("spawn")

@@ -14,7 +14,7 @@ from tessera.engine.models.config import load_config, read_model_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
 from tests.support.decoder_harness import DecoderHarness
-from tests.support.tiny_models import TINY_MODELS, build, make_tensors, write_safetensors
+from tests.support.models.tiny_models import TINY_MODELS, build, make_tensors, write_safetensors
 
 Array = np.ndarray[Any, Any]
 PROMPT = [1, 5, 9, 2, 30, 7]

@@ -19,7 +19,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, CpuDevice, from_numpy
 from tests.support.decoder_harness import Row, scattered_blocks, step_batch
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build, prompt
 
 SEED = 20261121
 BLOCK_SIZE: Final = 8

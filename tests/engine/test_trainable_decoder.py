@@ -18,12 +18,12 @@ from tessera.engine.training.optimizers.adamw import AdamW, AdamWSettings
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.trainer import Trainer
 from tests.support.decoder_harness import DecoderHarness
-from tests.support.golden_gradients import ADAMW, MODELS, TRAINED
+from tests.support.models.tiny_families import FAMILIES, MAX_LEN, build_family
+from tests.support.models.tiny_families import prompt as family_prompt
+from tests.support.models.tiny_mixtures import TINY_MIXTURES
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 from tests.support.paths import GOLDEN
-from tests.support.tiny_families import FAMILIES, MAX_LEN, build_family
-from tests.support.tiny_families import prompt as family_prompt
-from tests.support.tiny_mixtures import TINY_MIXTURES
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.references.golden_gradients import ADAMW, MODELS, TRAINED
 from tests.support.training_steps import assert_golden, loss_and_gradients
 
 Array = np.ndarray[Any, Any]

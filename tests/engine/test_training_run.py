@@ -38,9 +38,9 @@ from tessera.engine.training.schedule import share_of_peak
 from tessera.engine.training.tensor_files import load_tensors, save_tensors
 from tessera.engine.training.trainer import Trainer
 from tests.support.decoder_harness import DecoderHarness
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 from tests.support.paths import ROOT
-from tests.support.tiny_models import TINY_MODELS, build, prompt
-from tests.support.training_child import SETTINGS, examples, training
+from tests.support.processes.training_child import SETTINGS, examples, training
 
 Array = np.ndarray[Any, Any]
 
@@ -64,7 +64,7 @@ def losses_of(records: list[StepRecord]) -> list[tuple[int, float]]:
 def test_a_killed_training_ends_with_the_same_bits(model: Path, tmp_path: Path) -> None:
     whole, optimizer = training(model, tmp_path / "whole")
     whole.run()
-    command = [sys.executable, "-m", "tests.support.training_child", str(model), str(tmp_path / "killed")]
+    command = [sys.executable, "-m", "tests.support.processes.training_child", str(model), str(tmp_path / "killed")]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:

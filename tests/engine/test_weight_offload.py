@@ -31,10 +31,10 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.memory import weight_offload
 from tessera.engine.tensor import CPU, Tensor, float32
 from tests.engine.gguf.converter import write_converted
+from tests.support.cases.quantisers import SCHEMES, quantised_model
 from tests.support.decoder_harness import DecoderHarness
-from tests.support.quantisers import SCHEMES, quantised_model
-from tests.support.tiny_encoder import build_encoder
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, TinyModel, build, prompt
+from tests.support.models.tiny_encoder import build_encoder
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, TinyModel, build, prompt
 
 CLIENT = b"client"
 NUM_LAYERS = 7

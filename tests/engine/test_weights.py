@@ -23,7 +23,7 @@ from tessera.engine.models.weights.safetensors import Checkpoint, SafetensorsFil
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float16, float32
-from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
 
 Array = np.ndarray[Any, Any]
 OPS = make_ops(CPU)

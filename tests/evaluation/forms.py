@@ -25,10 +25,10 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy, uint8
 from tests.evaluation.scoring import Form, StepMemory
-from tests.support import quantisers
-from tests.support.op_cases import Array
-from tests.support.quantisers import SCHEMES, Scheme, gptq_config, pack_tensors, packed_config, write_tensors
-from tests.support.rounded_queries import RoundedQueryOps
+from tests.support.cases import quantisers
+from tests.support.cases.op_cases import Array
+from tests.support.cases.quantisers import SCHEMES, Scheme, gptq_config, pack_tensors, packed_config, write_tensors
+from tests.support.references.rounded_queries import RoundedQueryOps
 
 BLOCKS = {**SCHEMES["deepseek"].config, "weight_block_size": [128, 128]}
 PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -10,9 +10,9 @@ import msgspec
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EmbeddingInfo
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids
-from tests.support.surface_fixtures import ROOMY
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids
+from tests.support.servers.surface_fixtures import ROOMY
 
 EMBEDDING_INFO = EmbeddingInfo(
     role="main", architecture="Fake", pooling="last", dimension=8, vocab_size=512, max_input_tokens=16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.app.settings import AppSettings
-from tests.support.surface_fixtures import tool_settings
+from tests.support.servers.surface_fixtures import tool_settings
 
 
 @pytest.fixture(scope="module")

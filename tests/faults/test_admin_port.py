@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.server_fixture import DEADLINE, Server, running_server
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 KEY = "sk-test"
 AT_ONCE = 2.0  # seconds, on a busy machine

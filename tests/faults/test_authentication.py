@@ -12,8 +12,8 @@ from tessera.app.http.auth import OPEN_PATHS
 from tessera.app.ops.page_files import FOLDER
 from tessera.app.server.application import PAGE_ROUTES, ROUTES
 from tessera.app.settings import AppSettings
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, call_each, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, call_each, ids, settings_for, write_model_folder
 
 HELLO = play(ids("hello"), finish="length")
 

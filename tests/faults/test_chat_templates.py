@@ -20,8 +20,8 @@ from tessera.app.text.chat_template import RESERVED_KWARGS, ChatTemplate, check_
 from tessera.app.text.render_process import TRIES
 from tessera.engine.contract.errors import InvalidRequestError
 from tests.faults.app_fixtures import post
-from tests.support.http_fixtures import as_engines, settings_for, write_model_folder
-from tests.support.surface_fixtures import says
+from tests.support.servers.http_fixtures import as_engines, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import says
 
 USER = [{"role": "user", "content": "hi"}]
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"

@@ -10,10 +10,10 @@ import pytest
 
 from tessera.app.settings import AppSettings
 from tests.faults.app_fixtures import post
-from tests.support.fake_runner import Harness
-from tests.support.http_fixtures import settings_for, write_model_folder
-from tests.support.server_fixture import Server
-from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.fakes.fake_runner import Harness
+from tests.support.models.tiny_models import VOCAB_SIZE
+from tests.support.servers.http_fixtures import settings_for, write_model_folder
+from tests.support.servers.server_fixture import Server
 
 TEXT_OR_IDS: list[Any] = [None, "", [], [""], ["a", ""], [[]], [[5], []], [-1], [True], [1.5], [1, "a"], {"a": 1}, 5]
 CONVERSATIONS: list[Any] = [

@@ -22,10 +22,10 @@ from tessera.app.settings import MOST_CONNECTIONS
 from tessera.app.sockets.descriptors import connection_limit
 from tessera.engine.contract.errors import ConfigError
 from tests.faults.test_http_layer import HEAD, TEXT, connect, read_to_the_end
-from tests.support.fake_client import FakeClient, always
-from tests.support.http_fixtures import serve, settings_for, write_model_folder
-from tests.support.server_fixture import HEALTH_DEADLINE, running_server
-from tests.support.surface_fixtures import says
+from tests.support.fakes.fake_client import FakeClient, always
+from tests.support.servers.http_fixtures import serve, settings_for, write_model_folder
+from tests.support.servers.server_fixture import HEALTH_DEADLINE, running_server
+from tests.support.servers.surface_fixtures import says
 
 NONE_FREE = 3  # a limit below which only the standard streams have descriptors
 

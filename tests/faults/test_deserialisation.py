@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.server_fixture import Server
+from tests.support.servers.server_fixture import Server
 
 LISTENS = "0A"  # the state in Linux's table of TCP sockets
 IS_BOUND = "07"  # and in that of UDP sockets

@@ -23,10 +23,10 @@ from tessera.engine.contract.errors import (
 from tessera.engine.contract.messages import RequestOutput
 from tessera.engine.contract.sampling_params import Grammar
 from tessera.engine.grammar.compiler import GrammarCompiler
-from tests.support.fake_client import FakeClient, Submission, always, play
+from tests.support.fakes.fake_client import FakeClient, Submission, always, play
 from tests.support.grammar_harness import EOS, MODEL, VOCAB_SIZE, GrammarHarness
-from tests.support.http_fixtures import call, ids, settings_for, write_model_folder
-from tests.support.surface_fixtures import ROOMY, says, tool_settings
+from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import ROOMY, says, tool_settings
 
 LEAKS = re.compile(
     r"Traceback|File \"|site-packages|\.py\b|\bat 0x|0x[0-9a-f]{6}|pydantic|starlette|orjson|msgspec|/tmp/|/srv/|"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tessera.app.settings import AppSettings
-from tests.support.http_fixtures import call, settings_for, write_model_folder
-from tests.support.server_fixture import Server, running_server
-from tests.support.surface_fixtures import says
+from tests.support.servers.http_fixtures import call, settings_for, write_model_folder
+from tests.support.servers.server_fixture import Server, running_server
+from tests.support.servers.surface_fixtures import says
 
 TEXT = b'{"model": "tiny", "prompt": "hi"}'
 JSON = {"content-type": "application/json"}

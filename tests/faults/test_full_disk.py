@@ -13,10 +13,10 @@ import pytest
 
 from tessera.app.http.counts import HttpCounts
 from tessera.app.limits.shared_memory import make_shared_memory
-from tests.support.disks import small_disk
-from tests.support.http_fixtures import serve
-from tests.support.server_fixture import running_server
-from tests.support.surface_fixtures import PATIENCE, says, tool_settings
+from tests.support.processes.disks import small_disk
+from tests.support.servers.http_fixtures import serve
+from tests.support.servers.server_fixture import running_server
+from tests.support.servers.surface_fixtures import PATIENCE, says, tool_settings
 
 ASK = {"model": "tiny", "input": "hi"}
 HELLO = [{"role": "user", "content": "hi"}]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tessera.app.server.application import create_app
-from tests.support.fake_client import FakeClient
-from tests.support.http_fixtures import as_engines
-from tests.support.surface_fixtures import tool_settings
+from tests.support.fakes.fake_client import FakeClient
+from tests.support.servers.http_fixtures import as_engines
+from tests.support.servers.surface_fixtures import tool_settings
 
 NUM_REQUESTS = 60
 

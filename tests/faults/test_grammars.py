@@ -30,8 +30,8 @@ from tessera.engine.grammar.compiler import (
 )
 from tessera.engine.grammar.source import MAX_NESTING
 from tests.support.grammar_harness import CLIENT, EOS, MODEL, VOCAB_SIZE, GrammarHarness, schema
-from tests.support.http_fixtures import call
-from tests.support.surface_fixtures import says, tool_settings
+from tests.support.servers.http_fixtures import call
+from tests.support.servers.surface_fixtures import says, tool_settings
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,9 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import RequestOutput
 from tests.faults.app_fixtures import post
-from tests.support.fake_client import FakeClient, Submission
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import PATIENCE, says
+from tests.support.fakes.fake_client import FakeClient, Submission
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import PATIENCE, says
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 JSON = {"content-type": "application/json"}

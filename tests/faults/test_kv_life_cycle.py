@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.support.fake_runner import CLIENT, Harness
+from tests.support.fakes.fake_runner import CLIENT, Harness
 
 SEED = 5
 FREED_WITHIN = 2  # steps

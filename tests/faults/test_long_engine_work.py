@@ -37,7 +37,7 @@ from tessera.engine.ipc.request_stream import Inbox
 from tessera.engine.ipc.vectors_inbox import VectorsInbox
 from tessera.engine.kv_tiers.published_block import PublishedBlock
 from tessera.engine.runner.prompt_logprobs import read_prompt_logprobs
-from tests.support.fake_runner import CLIENT, Harness
+from tests.support.fakes.fake_runner import CLIENT, Harness
 from tests.support.grammar_harness import EOS, MODEL, VOCAB_SIZE, GrammarHarness
 
 

@@ -89,10 +89,10 @@ from tessera.engine.contract.sampling_params import MAX_ALLOWED_TOKEN_IDS, MAX_B
 from tessera.engine.core.scheduler import MAX_MATCHED_BLOCKS
 from tessera.engine.ipc.client import RECEIVE_SECONDS, EngineClient
 from tessera.engine.ipc.request_stream import Inbox
-from tests.support.fake_client import INFO, FakeClient, always, play
-from tests.support.fake_runner import Harness
-from tests.support.http_fixtures import TOKENIZER, call, events, serve
-from tests.support.surface_fixtures import tool_settings
+from tests.support.fakes.fake_client import INFO, FakeClient, always, play
+from tests.support.fakes.fake_runner import Harness
+from tests.support.servers.http_fixtures import TOKENIZER, call, events, serve
+from tests.support.servers.surface_fixtures import tool_settings
 
 HELLO = {"role": "user", "content": "hello"}
 LIMIT = 0.02  # seconds that nothing may take on the event loop

@@ -16,8 +16,8 @@ from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.metrics_thread import MetricsThread
 from tests.engine.test_client import count, engine, run, until_well
-from tests.support.stub_engine import SLOW_METRICS
-from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.fakes.stub_engine import SLOW_METRICS
+from tests.support.fakes.virtual_time import VirtualTimeLoop
 
 PATIENCE = 30.0
 SCRAPES = 480  # at a time

@@ -12,11 +12,11 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tests.faults.schema_limits import REF, SchemaLimits
-from tests.support.http_fixtures import call
-from tests.support.operations import OPERATIONS, Operation, document_for
-from tests.support.server_fixture import Server
-from tests.support.surface_fixtures import says
-from tests.support.tiny_models import prompt
+from tests.support.models.tiny_models import prompt
+from tests.support.servers.http_fixtures import call
+from tests.support.servers.operations import OPERATIONS, Operation, document_for
+from tests.support.servers.server_fixture import Server
+from tests.support.servers.surface_fixtures import says
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 FLOATS = [

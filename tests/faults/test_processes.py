@@ -16,9 +16,9 @@ import pytest
 from tessera.app.server import worker_pool
 from tessera.app.server.worker_pool import WorkerLaunch, WorkerPool
 from tessera.engine.ipc.supervisor import make_run_dir
-from tests.support.http_fixtures import settings_for, write_model_folder
-from tests.support.server_fixture import DEADLINE, Server, running_server
-from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.fakes.virtual_time import VirtualTimeLoop
+from tests.support.servers.http_fixtures import settings_for, write_model_folder
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 SECRETS = {"TESSERA_API_KEY": "sk-in-the-environment", "HF_TOKEN": "hf-in-the-environment"}
 

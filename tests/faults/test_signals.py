@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from tessera.app.cli.keys_command import add_key, revoke_key
-from tests.support.server_fixture import Server, running_server
+from tests.support.servers.server_fixture import Server, running_server
 
 NUM_ALLOWED = 10
 

@@ -18,7 +18,7 @@ from tessera.engine.contract import stalls as stalls_module
 from tessera.engine.contract.histogram import SECONDS_OF_DELAY
 from tessera.engine.contract.stalls import NO_TIMES, Sight, Stall, StallWatch, ThreadTimes, stall_of
 from tessera.engine.ipc.turns import TimedRunner, Turns
-from tests.support.fake_runner import FakeRunner, Harness
+from tests.support.fakes.fake_runner import FakeRunner, Harness
 
 LIMIT = 0.02
 LONG = 0.5

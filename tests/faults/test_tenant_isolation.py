@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 
 from tessera.app.settings import AppSettings
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import call, ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import says
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import says
 
 TEXT = {"model": "tiny", "prompt": "hi"}
 HELLO = play(ids("hello"), finish="length")

@@ -13,8 +13,8 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tests.faults.app_fixtures import EMBEDDING_INFO, post
-from tests.support.server_fixture import Server, async_client
-from tests.support.tiny_models import VOCAB_SIZE, prompt
+from tests.support.models.tiny_models import VOCAB_SIZE, prompt
+from tests.support.servers.server_fixture import Server, async_client
 
 NUM_IDS = EMBEDDING_INFO.vocab_size
 WRONG_IDS = [-1, NUM_IDS, 2**31, 2**32 + 1, 2**63, 2**64, -(2**63)]

@@ -16,7 +16,7 @@ from tessera.app.reasoning.granite import GRANITE_32, GRANITE_33
 from tessera.app.reasoning.splitter import ReasoningSplitter
 from tessera.app.text.stop_strings import StopMatcher
 from tessera.app.tools.formats.registry import FORMATS
-from tests.support import tool_cases
+from tests.support.cases import tool_cases
 
 NOTICEABLE = 0.02  # seconds
 ATTEMPTS = 5  # the best of several, because other work on the machine only adds to a time

@@ -18,10 +18,10 @@ from tessera.app.server.application import create_app
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.messages import EmbeddingInfo, ScorerInfo
 from tests.faults.schema_limits import REF, Limit, SchemaLimits
-from tests.support.fake_client import INFO, FakeClient, always
-from tests.support.http_fixtures import as_engines, call
-from tests.support.operations import OPERATIONS, Operation, document_for
-from tests.support.surface_fixtures import says, tool_settings
+from tests.support.fakes.fake_client import INFO, FakeClient, always
+from tests.support.servers.http_fixtures import as_engines, call
+from tests.support.servers.operations import OPERATIONS, Operation, document_for
+from tests.support.servers.surface_fixtures import says, tool_settings
 
 IN_TIME = 0.05  # seconds of processor time, from the request's last byte to the refusal
 ATTEMPTS = 5  # the best of several, because other work on the machine only adds to a time

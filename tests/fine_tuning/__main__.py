@@ -21,8 +21,8 @@ from typing import Any
 import openai
 from openai.types.fine_tuning import FineTuningJob
 
-from tests.support.job_processes import job_processes
-from tests.support.server_fixture import running_server
+from tests.support.processes.job_processes import job_processes
+from tests.support.servers.server_fixture import running_server
 
 NUM_HELD_OUT = 50
 WANTED = 0.95

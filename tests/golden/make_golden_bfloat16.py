@@ -24,9 +24,9 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.golden.make_golden_families import CONVERSIONS
-from tests.support import tiny_families, tiny_models
-from tests.support.tiny_families import FAMILIES, POSITIONS, VOCAB
-from tests.support.tiny_models import TINY_MODELS, build, write_safetensors
+from tests.support.models import tiny_families, tiny_models
+from tests.support.models.tiny_families import FAMILIES, POSITIONS, VOCAB
+from tests.support.models.tiny_models import TINY_MODELS, build, write_safetensors
 
 Array = np.ndarray[Any, Any]
 

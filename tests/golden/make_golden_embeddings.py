@@ -24,9 +24,9 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.embedding_texts import TEXTS
-from tests.support.tiny_encoder import build_encoder, inputs
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.cases.embedding_texts import TEXTS
+from tests.support.models.tiny_encoder import build_encoder, inputs
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 
 DECODERS = ("llama", "qwen3")
 

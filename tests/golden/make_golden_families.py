@@ -1,5 +1,5 @@
-"""Writes family_tensors.json and golden_families.npz: the tensors of each tiny model of tests/support/tiny_families.py
-and the logits that Hugging Face transformers computes from them.
+"""Writes family_tensors.json and golden_families.npz: the tensors of each tiny model of
+tests/support/models/tiny_families.py and the logits that Hugging Face transformers computes from them.
 
 Run from the project's root in an environment with torch and transformers (made with torch 2.13 and transformers 5.23 on
 a CPU), in none that the project itself uses:
@@ -25,7 +25,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.tiny_families import (
+from tests.support.models.tiny_families import (
     FAMILIES,
     LENGTH,
     OFFSET_NORMS,
@@ -36,7 +36,7 @@ from tests.support.tiny_families import (
     fill,
     prompt,
 )
-from tests.support.tiny_models import write_safetensors
+from tests.support.models.tiny_models import write_safetensors
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]

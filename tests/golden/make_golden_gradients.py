@@ -22,8 +22,8 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.golden_gradients import ADAMW, MODELS, STEPS, TRAINED, places
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
+from tests.support.references.golden_gradients import ADAMW, MODELS, STEPS, TRAINED, places
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
+from tests.support.models.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
 POSITIONS = sorted({*range(0, PROMPT_LEN, 4), PROMPT_LEN - 1})
 

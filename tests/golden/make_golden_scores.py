@@ -22,7 +22,7 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.support.tiny_classifiers import TINY_CLASSIFIERS, build_classifier, pair
+from tests.support.models.tiny_classifiers import TINY_CLASSIFIERS, build_classifier, pair
 
 
 def fingerprint(folder: Path) -> np.ndarray:

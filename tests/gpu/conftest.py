@@ -17,7 +17,7 @@ from tessera.engine.autograd.functions import Functions
 from tessera.engine.cuda import compiler
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ops.cpu import CpuOps
-from tests.support.op_cases import DTYPES
+from tests.support.cases.op_cases import DTYPES
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice

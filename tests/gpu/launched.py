@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import tests.support.single_blas_thread  # noqa: F401 (it must come before NumPy)
+import tests.support.processes.single_blas_thread  # noqa: F401 (it must come before NumPy)
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import KernelSpec
 from tessera.engine.ops.cuda.registry import all_instantiations

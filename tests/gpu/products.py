@@ -11,9 +11,9 @@ import numpy as np
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.linear_interface import Activation
 from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
-from tests.support.linear_calls import product_silu_mul
-from tests.support.op_cases import poisoned, random_array
-from tests.support.reference import assert_close
+from tests.support.cases.linear_calls import product_silu_mul
+from tests.support.cases.op_cases import poisoned, random_array
+from tests.support.references.reference import assert_close
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice

@@ -12,8 +12,8 @@ from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import bfloat16, from_numpy
-from tests.support.op_cases import DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
-from tests.support.reference import assert_close, assert_same_cache, bits
+from tests.support.cases.op_cases import DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.references.reference import assert_close, assert_same_cache, bits
 
 Array = np.ndarray[Any, Any]
 

@@ -19,8 +19,8 @@ from tessera.engine.ops.cuda.attention.decode import IN_ORDER_SPLITS
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy, uint8
 from tests.gpu.conftest import NoTransfers
-from tests.support.op_cases import AttentionCase, AttentionInputs, poisoned, random_array
-from tests.support.reference import assert_close, bits
+from tests.support.cases.op_cases import AttentionCase, AttentionInputs, poisoned, random_array
+from tests.support.references.reference import assert_close, bits
 
 Array = np.ndarray[Any, Any]
 

@@ -20,8 +20,8 @@ from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.support.op_cases import ATTENTION_CASES, DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned
-from tests.support.reference import assert_close, bits
+from tests.support.cases.op_cases import ATTENTION_CASES, DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned
+from tests.support.references.reference import assert_close, bits
 
 Array = np.ndarray[Any, Any]
 

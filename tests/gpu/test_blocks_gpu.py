@@ -24,11 +24,11 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.support import reference
-from tests.support.gguf_blocks import extreme_blocks, random_blocks
-from tests.support.op_cases import DTYPES, mixed_weight, poisoned, random_array
-from tests.support.quantisers import SCHEMES, nf4, quantised_model
-from tests.support.reference import assert_close
+from tests.support.cases.gguf_blocks import extreme_blocks, random_blocks
+from tests.support.cases.op_cases import DTYPES, mixed_weight, poisoned, random_array
+from tests.support.cases.quantisers import SCHEMES, nf4, quantised_model
+from tests.support.references import reference
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

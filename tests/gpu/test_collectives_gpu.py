@@ -23,8 +23,8 @@ from tessera.engine.ops.cuda.collectives import rows_fit
 from tessera.engine.ops.cuda.linear import rank_products
 from tessera.engine.ops.linear_interface import Activate, Activation, RMSNorm
 from tessera.engine.tensor import CPU, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
-from tests.support.op_cases import random_array
-from tests.support.rank_threads import (
+from tests.support.cases.op_cases import random_array
+from tests.support.processes.rank_threads import (
     Ranks,
     check_columns_and_tokens,
     check_graphs,
@@ -33,7 +33,7 @@ from tests.support.rank_threads import (
     check_sums,
     on_cpu,
 )
-from tests.support.reference import assert_close
+from tests.support.references.reference import assert_close
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice

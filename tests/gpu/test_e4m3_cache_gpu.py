@@ -22,8 +22,7 @@ from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
 from tests.gpu.test_attention_gpu import GROWING_ROWS, grow
-from tests.support import reference
-from tests.support.op_cases import (
+from tests.support.cases.op_cases import (
     DECODE_ROWS,
     AttentionCase,
     AttentionInputs,
@@ -31,8 +30,9 @@ from tests.support.op_cases import (
     random_angles,
     random_array,
 )
-from tests.support.reference import assert_close
-from tests.support.rounded_queries import rounded_queries
+from tests.support.references import reference
+from tests.support.references.reference import assert_close
+from tests.support.references.rounded_queries import rounded_queries
 
 Array = np.ndarray[Any, Any]
 

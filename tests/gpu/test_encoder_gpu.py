@@ -21,13 +21,13 @@ from tessera.engine.runner.scorer import Scorer
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.engine.test_embeddings_models import golden, minilm
 from tests.gpu.conftest import NoTransfers
+from tests.support.cases.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.decoder_harness import relative_error
-from tests.support.op_cases import DTYPES, poisoned, random_angles, random_array
+from tests.support.models.tiny_classifiers import WITH_HEADS, build_classifier, pair
+from tests.support.models.tiny_encoder import build_encoder, inputs
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 from tests.support.paths import GOLDEN
-from tests.support.reference import assert_close
-from tests.support.tiny_classifiers import WITH_HEADS, build_classifier, pair
-from tests.support.tiny_encoder import build_encoder, inputs
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.references.reference import assert_close
 
 __all__ = ["golden", "minilm"]
 

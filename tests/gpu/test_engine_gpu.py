@@ -15,8 +15,8 @@ from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.ipc.load import load_engine
-from tests.support.fake_runner import check_blocks
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+from tests.support.fakes.fake_runner import check_blocks
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda_device")]
 

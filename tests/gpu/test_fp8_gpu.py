@@ -20,13 +20,13 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, uint8
 from tests.gpu.conftest import NoTransfers
-from tests.support import reference
+from tests.support.cases.op_cases import poisoned, random_array
+from tests.support.cases.quantisers import SCHEMES as QUANTISED
+from tests.support.cases.quantisers import quantised_model
 from tests.support.decoder_harness import DecoderHarness, relative_error
-from tests.support.op_cases import poisoned, random_array
-from tests.support.quantisers import SCHEMES as QUANTISED
-from tests.support.quantisers import quantised_model
-from tests.support.reference import assert_close
-from tests.support.tiny_models import prompt
+from tests.support.models.tiny_models import prompt
+from tests.support.references import reference
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

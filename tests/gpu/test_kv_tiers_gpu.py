@@ -20,7 +20,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.tensor import Tensor, float16
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 pytestmark = pytest.mark.gpu
 

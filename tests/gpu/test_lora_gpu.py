@@ -23,11 +23,11 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
+from tests.support.cases.op_cases import poisoned, random_array
 from tests.support.decoder_harness import Row, relative_error, scattered_blocks, step_batch
-from tests.support.op_cases import poisoned, random_array
-from tests.support.reference import assert_close
-from tests.support.tiny_adapters import TinyAdapter
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.models.tiny_adapters import TinyAdapter
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
+from tests.support.references.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 

@@ -22,8 +22,8 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.tensor import bfloat16, empty, from_numpy
 from tests.gpu.test_lora_gpu import rows_of, stack_of
-from tests.support.op_cases import poisoned, random_array
-from tests.support.reference import assert_close
+from tests.support.cases.op_cases import poisoned, random_array
+from tests.support.references.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 

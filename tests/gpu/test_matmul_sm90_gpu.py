@@ -35,9 +35,9 @@ from tests.gpu.products import (
     guarded,
     product,
 )
-from tests.support.linear_calls import product_silu_mul
-from tests.support.op_cases import poisoned, random_array
-from tests.support.reference import assert_close
+from tests.support.cases.linear_calls import product_silu_mul
+from tests.support.cases.op_cases import poisoned, random_array
+from tests.support.references.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 

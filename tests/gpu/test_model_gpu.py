@@ -26,7 +26,8 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
 from tests.engine.gguf.converter import plain, write_converted
 from tests.engine.gguf.writer import Stored
-from tests.support import tiny_families
+from tests.support.cases.gguf_blocks import random_blocks
+from tests.support.cases.quantisers import SCHEMES, fp8, quantised_model
 from tests.support.decoder_harness import (
     DecoderHarness,
     Row,
@@ -35,12 +36,11 @@ from tests.support.decoder_harness import (
     scattered_blocks,
     step_batch,
 )
-from tests.support.gguf_blocks import random_blocks
+from tests.support.models import tiny_families
+from tests.support.models.tiny_families import FAMILIES, build_family
+from tests.support.models.tiny_mixtures import TINY_MIXTURES
+from tests.support.models.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 from tests.support.paths import GOLDEN
-from tests.support.quantisers import SCHEMES, fp8, quantised_model
-from tests.support.tiny_families import FAMILIES, build_family
-from tests.support.tiny_mixtures import TINY_MIXTURES
-from tests.support.tiny_models import PROMPT_LEN, TINY_MODELS, build, prompt
 
 pytestmark = pytest.mark.gpu
 

@@ -23,11 +23,11 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Activation, RMSNorm
 from tessera.engine.ops.moe_interface import Routed, Routing
 from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, from_numpy
-from tests.support import moe_reference
-from tests.support.gguf_blocks import random_blocks
-from tests.support.moe_reference import ROUTINGS, routed_of, uneven_experts
-from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array, random_groups
-from tests.support.reference import assert_close
+from tests.support.cases.gguf_blocks import random_blocks
+from tests.support.cases.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_array, random_groups
+from tests.support.references import moe_reference
+from tests.support.references.moe_reference import ROUTINGS, routed_of, uneven_experts
+from tests.support.references.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.tensor import bfloat16, float16, float32
-from tests.support.rank_threads import (
+from tests.support.processes.rank_threads import (
     Ranks,
     check_columns_and_tokens,
     check_graphs,

@@ -22,10 +22,10 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, AddedNorm,
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.support import reference
-from tests.support.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
-from tests.support.op_cases import DTYPES, mixed_weight, poisoned, random_array
-from tests.support.reference import assert_close
+from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
+from tests.support.cases.op_cases import DTYPES, mixed_weight, poisoned, random_array
+from tests.support.references import reference
+from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
 

@@ -20,8 +20,16 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty, float16, float32, from_numpy
-from tests.support.canaries import ask, ask_each_alone, companies, differing, make_canaries, make_core, write_config
-from tests.support.op_cases import mixed_weight, random_angles, random_array
+from tests.support.cases.canaries import (
+    ask,
+    ask_each_alone,
+    companies,
+    differing,
+    make_canaries,
+    make_core,
+    write_config,
+)
+from tests.support.cases.op_cases import mixed_weight, random_angles, random_array
 
 pytestmark = pytest.mark.gpu
 

@@ -17,8 +17,8 @@ from tessera.engine.tensor import CPU, bfloat16, float32
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import pack
 from tessera.engine.training.parameters import initial_parameters
-from tests.support.op_cases import Array
-from tests.support.tiny_pretraining import make_base, settings_in, trained
+from tests.support.cases.op_cases import Array
+from tests.support.models.tiny_pretraining import make_base, settings_in, trained
 
 pytestmark = pytest.mark.gpu
 

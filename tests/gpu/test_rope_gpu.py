@@ -14,8 +14,8 @@ from tessera.engine.ops.cuda.attention.problem import E4M3_ARCH
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Device, Tensor, bfloat16, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.support.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_angles, random_array
-from tests.support.reference import assert_close, assert_same_cache
+from tests.support.cases.op_cases import DTYPES, AttentionCase, AttentionInputs, poisoned, random_angles, random_array
+from tests.support.references.reference import assert_close, assert_same_cache
 
 Array = np.ndarray[Any, Any]
 

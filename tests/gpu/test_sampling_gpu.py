@@ -12,7 +12,7 @@ from tessera.engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import CPU, Device, Tensor, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.support.sampling_cases import (
+from tests.support.cases.sampling_cases import (
     KEPT,
     N_SIGMA,
     SlotTables,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.server_fixture import DEADLINE, Server, running_server
+from tests.support.servers.server_fixture import DEADLINE, Server, running_server
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice

@@ -18,7 +18,7 @@ from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU
-from tests.support.canaries import MODELS, make_core, write_config
+from tests.support.cases.canaries import MODELS, make_core, write_config
 from tests.support.speculation import Asked, Told, ask_all, num_accepted, num_drafted, predicted
 
 pytestmark = pytest.mark.gpu

@@ -21,7 +21,7 @@ from tessera.engine.ranks.parallel_runner import ParallelRunner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU
 from tests.support.decoder_harness import Row, scattered_blocks, step_batch
-from tests.support.tiny_models import TINY_MODELS, build, prompt
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 
 # The first compiles all kernels in float32. A thread that hangs in the driver hears no signal; this method prints where
 # all threads are, and ends the process.

@@ -22,12 +22,12 @@ from tessera.engine.training.parameters import Parameter, initial_parameters, lo
 from tessera.engine.training.plan import TrainingPlan, plan_supervised
 from tessera.engine.training.run import RunSettings
 from tessera.engine.training.trainer import Trainer
-from tests.support.adapter_gradients import adapter_gradients, assert_alike
-from tests.support.golden_gradients import ADAMW, MODELS, TRAINED
+from tests.support.cases.quantisers import SCHEMES, quantised_model
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
+from tests.support.models.torch_models import TorchTraining
 from tests.support.paths import GOLDEN
-from tests.support.quantisers import SCHEMES, quantised_model
-from tests.support.tiny_models import TINY_MODELS, build, prompt
-from tests.support.torch_models import TorchTraining
+from tests.support.references.adapter_gradients import adapter_gradients, assert_alike
+from tests.support.references.golden_gradients import ADAMW, MODELS, TRAINED
 from tests.support.training_steps import assert_golden, loss_and_gradients
 
 if TYPE_CHECKING:

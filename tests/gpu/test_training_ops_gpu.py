@@ -15,8 +15,8 @@ from tessera.engine.ops.cuda.training import loss
 from tessera.engine.ops.training.interface import AdamWStep, PackedSequences, TrainingOps
 from tessera.engine.ops.training.moment_codes import CodedMoment
 from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, zeros
-from tests.support.op_cases import random_array
-from tests.support.reference import assert_close
+from tests.support.cases.op_cases import random_array
+from tests.support.references.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 

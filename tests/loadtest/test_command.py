@@ -18,10 +18,10 @@ from tessera.loadtest.run.load_run import drive
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tessera.loadtest.workload.request_template import RequestTemplate
-from tests.support.load_page import check_page
-from tests.support.load_stub import Manner, StubServer
+from tests.support.fakes.load_stub import Manner, StubServer
 from tests.support.paths import ROOT
-from tests.support.server_fixture import Server
+from tests.support.servers.load_page import check_page
+from tests.support.servers.server_fixture import Server
 
 
 def bench(url: str, *options: str) -> int:

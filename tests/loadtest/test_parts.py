@@ -20,7 +20,7 @@ from tessera.loadtest.workload.dialogue_file import FileWorkload, read_dialogues
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tessera.loadtest.workload.request_template import CHAT, RequestTemplate
 from tessera.options.errors import OptionError
-from tests.support.load_outcomes import outcome
+from tests.support.cases.load_outcomes import outcome
 
 
 def test_figures_of_known_requests() -> None:

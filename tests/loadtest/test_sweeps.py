@@ -17,8 +17,8 @@ from tessera.loadtest.run.sweep import best, most_within, saturation, search, sw
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tessera.loadtest.workload.request_template import RequestTemplate
-from tests.support.load_outcomes import outcome
-from tests.support.load_page import check_page
+from tests.support.cases.load_outcomes import outcome
+from tests.support.servers.load_page import check_page
 
 
 def figures(throughput: float, share: float, *, saturated: bool = False) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.jobs import write_jobs
 from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tessera.loadtest.workload.request_template import RequestTemplate
-from tests.support.load_stub import Manner, StubServer
-from tests.support.virtual_time import VirtualTimeLoop
+from tests.support.fakes.load_stub import Manner, StubServer
+from tests.support.fakes.virtual_time import VirtualTimeLoop
 
 START = 1000.5  # on the loop's clock, which begins at 1000
 

@@ -14,8 +14,8 @@ from tessera.loadtest.report.comparison import differences
 from tessera.loadtest.run.load_run import Outcome
 from tessera.loadtest.workload.request_template import RequestTemplate
 from tessera.loadtest.workload.workload import Workload
-from tests.support.load_outcomes import outcome
-from tests.support.load_stub import Manner, StubServer
+from tests.support.cases.load_outcomes import outcome
+from tests.support.fakes.load_stub import Manner, StubServer
 
 
 def bench(server: StubServer, *options: str) -> int:

@@ -15,7 +15,7 @@ from tessera.loadtest.workload.random_prompts import RandomWorkload
 from tessera.loadtest.workload.request_template import CHAT, COMPLETIONS, EMBEDDINGS, RequestTemplate
 from tessera.loadtest.workload.workload import Workload
 from tessera.options.errors import OptionError
-from tests.support.server_fixture import ascii_tokenizer
+from tests.support.servers.server_fixture import ascii_tokenizer
 
 
 def bodies(workload: Workload, template: RequestTemplate) -> list[dict[str, Any]]:

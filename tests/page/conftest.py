@@ -8,7 +8,7 @@ import pytest
 
 from tests.page.opening import open_page
 from tests.page.upstream import Upstream, running_upstream
-from tests.support.browser import Page, browser_page, find_browser
+from tests.support.servers.browser import Page, browser_page, find_browser
 
 
 @pytest.fixture(scope="package")

@@ -21,7 +21,7 @@ from pygments.lexers import get_lexer_by_name
 
 from tests.page.opening import open_page
 from tests.page.upstream import Reply, running_upstream
-from tests.support.browser import Page, browser_page
+from tests.support.servers.browser import Page, browser_page
 
 ANSWER = Path(__file__).with_name("answer.md").read_text()
 CHARACTERS_PER_TOKEN = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.browser import Page
+from tests.support.servers.browser import Page
 
 
 def open_page(page: Page, url: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.page.opening import open_page
 from tests.page.upstream import Reply, running_upstream
-from tests.support.browser import Page, browser_page
 from tests.support.paths import ROOT
+from tests.support.servers.browser import Page, browser_page
 
 ANSWER = Path(__file__).with_name("answer.md").read_text()
 FOLDER = ROOT / "docs" / "images"

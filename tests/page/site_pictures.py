@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tessera.app.cli.command import main as tessera
 from tests.page.terminal_pictures import FOLDER
-from tests.support.browser import Page, browser_page
-from tests.support.load_stub import Manner, StubServer
+from tests.support.fakes.load_stub import Manner, StubServer
 from tests.support.paths import ROOT
+from tests.support.servers.browser import Page, browser_page
 
 SITE = ROOT / "build" / "site"
 SIZES = {"": (1240, 930), "-phone": (390, 800)}

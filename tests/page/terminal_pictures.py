@@ -17,10 +17,10 @@ import tempfile
 import termios
 from pathlib import Path
 
-from tests.support.browser import Page, browser_page
-from tests.support.load_stub import Manner, StubServer
+from tests.support.fakes.load_stub import Manner, StubServer
 from tests.support.paths import ROOT
-from tests.support.server_fixture import running_server
+from tests.support.servers.browser import Page, browser_page
+from tests.support.servers.server_fixture import running_server
 
 FOLDER = ROOT / "docs" / "images"
 COLUMNS, ROWS = 80, 40

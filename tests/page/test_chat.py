@@ -7,7 +7,7 @@ import threading
 
 from tests.page.opening import open_page
 from tests.page.upstream import MODELS, PREFIX, Reply, Upstream
-from tests.support.browser import Page
+from tests.support.servers.browser import Page
 
 ANSWER = "document.querySelector('.assistant:last-child .text')"
 DONE = "document.querySelector('.assistant:last-child .under')"

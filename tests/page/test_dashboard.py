@@ -6,7 +6,7 @@ import json
 
 from tests.page.opening import open_page
 from tests.page.upstream import MODELS, Upstream
-from tests.support.browser import Page
+from tests.support.servers.browser import Page
 
 LOADED, UNLOADED = MODELS[0], "on-demand"
 HOUR_OF_UNLOADED = f"history.json?model={UNLOADED}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from tests.support.browser import Page
+from tests.support.servers.browser import Page
 
 REFERENCE = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
 FOLDER = Path(__file__).parent

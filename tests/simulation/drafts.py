@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.engine.contract.speculation.settings import FOLDER_METHODS, MODEL_METHODS
-from tests.support.fake_drafts import MANY
+from tests.support.fakes.fake_drafts import MANY
 
 PREDICTIONS = (None, None, None, None, "right", "changed", "late", "wrong")
 VOCAB_SIZE = 100

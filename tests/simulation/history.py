@@ -39,8 +39,8 @@ from tests.simulation.processes import (
 from tests.simulation.requests import Plan, SimulatedRequest, expected_answer, make_plan
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.wire import Wire
-from tests.support.fake_runner import FakeRunner
-from tests.support.fake_tiers import MemoryFiles, make_fake_tiers
+from tests.support.fakes.fake_runner import FakeRunner
+from tests.support.fakes.fake_tiers import MemoryFiles, make_fake_tiers
 
 MAX_MODEL_LEN = 64
 FAULT_SECONDS = 2.0  # in which requests and faults begin

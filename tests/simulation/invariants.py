@@ -7,7 +7,7 @@ restarts belongs here, in `check_core`.
 from __future__ import annotations
 
 from tessera.engine.core.core import EngineCore
-from tests.support.fake_tiers import check_tiers, check_tiers_quiet
+from tests.support.fakes.fake_tiers import check_tiers, check_tiers_quiet
 
 
 def check_core(core: EngineCore) -> None:

@@ -33,7 +33,7 @@ from tessera.engine.ipc.supervisor import EngineSupervisor
 from tessera.engine.kv_tiers.tiers import WAIT_SECONDS
 from tests.simulation.invariants import check_core
 from tests.simulation.wire import Wire
-from tests.support.fake_runner import Done, FakeRunner, fake_limits
+from tests.support.fakes.fake_runner import Done, FakeRunner, fake_limits
 
 if TYPE_CHECKING:
     from tests.simulation.history import History

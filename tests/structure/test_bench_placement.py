@@ -37,7 +37,7 @@ HALF = "116224 B"  # and a bit more, of an H200's multiprocessor
     ],
 )
 def test_what_makes_a_step_faster_is_found(model: str, rows: int, expected: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "tests.support.placement_child", model, str(rows), "--seconds", "1000"]
+    command = [sys.executable, "-m", "tests.support.processes.placement_child", model, str(rows), "--seconds", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     gains, table = done.stdout.split("\nnow ")
     assert "us instead of" in gains
@@ -53,7 +53,7 @@ COSTS = """
 from tests.bench import costs
 from tests.bench.models import LLAMA_8B
 from tests.bench.null_device.null_driver import NullDriver
-from tests.support.placement_child import SMALL
+from tests.support.processes.placement_child import SMALL
 
 NullDriver().install()
 LLAMA_8B.update(SMALL)

@@ -30,7 +30,7 @@ from tessera.engine.models.kv_cache import block_bytes
 from tessera.engine.models.registry import ARCHITECTURES
 from tests.structure.floors import FLOORS
 from tests.support.paths import ROOT
-from tests.support.server_fixture import Server
+from tests.support.servers.server_fixture import Server
 
 README = ROOT / "README.md"
 PROJECT_FILES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

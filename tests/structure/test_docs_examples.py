@@ -20,7 +20,7 @@ import pytest
 
 from docs.generate.blocks import markdown_files
 from tests.support.paths import ROOT
-from tests.support.server_fixture import Server
+from tests.support.servers.server_fixture import Server
 
 MAX_LINES = 10
 URL = "http://127.0.0.1:8000"

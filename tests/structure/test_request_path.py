@@ -9,8 +9,8 @@ import asyncio
 from pathlib import Path
 
 from tests.structure.request_path import BODY, app_files
-from tests.support.http_fixtures import settings_for, write_model_folder
-from tests.support.surface_fixtures import says
+from tests.support.servers.http_fixtures import settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import says
 
 MAX_APP_FILES = 31
 

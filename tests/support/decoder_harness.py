@@ -26,7 +26,7 @@ from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepShape
 from tessera.engine.tensor import from_numpy
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
 
 Array = np.ndarray[Any, Any]
 

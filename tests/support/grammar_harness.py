@@ -19,9 +19,9 @@ from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.grammar.token_tables import Words
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.tensor import CPU, from_numpy
-from tests.support.fake_runner import fake_limits
+from tests.support.cases.token_ids import token_ids
+from tests.support.fakes.fake_runner import fake_limits
 from tests.support.paths import BUILTIN
-from tests.support.token_ids import token_ids
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

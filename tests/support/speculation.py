@@ -25,7 +25,7 @@ from tessera.engine.models.config import load_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner, RunningStep
 from tessera.engine.tensor import CPU
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
 
 CLIENT = b"client"
 METHODS: tuple[dict[str, Any], ...] = (

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, micro_batches
-from tests.support.golden_gradients import places
+from tests.support.references.golden_gradients import places
 
 Array = np.ndarray[Any, Any]
 

@@ -14,9 +14,9 @@ import pytest
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.sampling_params import SamplingParams
-from tests.support.fake_client import FakeClient, always, play
-from tests.support.http_fixtures import ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import PATIENCE, ROOMY, TOOL_TEMPLATE, prompt_of
+from tests.support.fakes.fake_client import FakeClient, always, play
+from tests.support.servers.http_fixtures import ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import PATIENCE, ROOMY, TOOL_TEMPLATE, prompt_of
 
 TEXT = "hello wörld 🙂"
 # Like Qwen3's: a prompt may say that there is nothing to think about.

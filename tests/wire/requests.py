@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.surface_fixtures import WEATHER_PARAMETERS
+from tests.support.servers.surface_fixtures import WEATHER_PARAMETERS
 
 ASK: Any = {"model": "tiny", "prompt": "hi"}
 CHAT: Any = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

@@ -14,8 +14,8 @@ import httpx
 import openai
 import pytest
 
-from tests.support.http_fixtures import events, ids, serve, settings_for, write_model_folder
-from tests.support.surface_fixtures import CALL, PATIENCE, ROOMY, TOOL_TEMPLATE, says
+from tests.support.servers.http_fixtures import events, ids, serve, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import CALL, PATIENCE, ROOMY, TOOL_TEMPLATE, says
 from tests.wire.conftest import TEXT, Scripted, scripted
 from tests.wire.requests import ASK, CHAT, TOOLS, WEATHER
 

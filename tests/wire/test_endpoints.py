@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.support.server_fixture import DEADLINE, Server
+from tests.support.servers.server_fixture import DEADLINE, Server
 from tests.wire.points import COUNTERS, GAUGES, HISTOGRAMS
 
 MODEL = "tessera-builtin"

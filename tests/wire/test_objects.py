@@ -12,9 +12,9 @@ import pytest
 
 from tessera.app.openai.envelope import system_fingerprint
 from tessera.engine.contract.errors import ContextLengthError, EngineError, QueueFullError
-from tests.support.fake_client import INFO, play
-from tests.support.http_fixtures import ids
-from tests.support.surface_fixtures import CALL, OTHER_CALL
+from tests.support.fakes.fake_client import INFO, play
+from tests.support.servers.http_fixtures import ids
+from tests.support.servers.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT, TOOLS
 

@@ -8,8 +8,8 @@ import msgspec
 import openai
 import pytest
 
-from tests.support.fake_client import play
-from tests.support.http_fixtures import ids
+from tests.support.fakes.fake_client import play
+from tests.support.servers.http_fixtures import ids
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT
 

@@ -18,9 +18,9 @@ import pytest
 
 from tessera.app.generate.sealing import PREFIX
 from tessera.engine.contract.errors import QueueFullError
-from tests.support.fake_client import play
-from tests.support.http_fixtures import ids, settings_for, write_model_folder
-from tests.support.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS
+from tests.support.fakes.fake_client import play
+from tests.support.servers.http_fixtures import ids, settings_for, write_model_folder
+from tests.support.servers.surface_fixtures import CALL, PATIENCE, WEATHER_PARAMETERS
 from tests.wire.conftest import TEXT, Scripted, scripted
 
 ASK: Any = {"model": "tiny", "input": "hi"}

@@ -15,10 +15,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from tessera.engine.contract.errors import QueueFullError
-from tests.support.fake_client import play
-from tests.support.http_fixtures import ids
-from tests.support.server_fixture import DEADLINE, Server
-from tests.support.surface_fixtures import CALL, OTHER_CALL
+from tests.support.fakes.fake_client import play
+from tests.support.servers.http_fixtures import ids
+from tests.support.servers.server_fixture import DEADLINE, Server
+from tests.support.servers.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT
 

@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from tessera.engine.contract.errors import EngineError
-from tests.support.fake_client import play
-from tests.support.http_fixtures import events, ids
-from tests.support.surface_fixtures import CALL, OTHER_CALL
+from tests.support.fakes.fake_client import play
+from tests.support.servers.http_fixtures import events, ids
+from tests.support.servers.surface_fixtures import CALL, OTHER_CALL
 from tests.wire.conftest import TEXT, Scripted
 from tests.wire.requests import ASK, CHAT, TOOLS
 

@@ -14,7 +14,7 @@ import numpy as np
 from tessera.engine.models.config import parse_config
 from tessera.engine.models.rope import inverse_frequencies
 from tests.engine.gguf.writer import Stored, write_gguf
-from tests.support.tiny_models import TinyModel, make_tensors
+from tests.support.models.tiny_models import TinyModel, make_tensors
 
 Array = np.ndarray[Any, Any]
 Store = Callable[[str, Array], Stored]

@@ -11,7 +11,7 @@ import pytest
 from tessera.engine.gguf.blocks import dequantize
 from tessera.engine.gguf.tensor_types import TENSOR_TYPES, UNSUPPORTED_TYPES
 from tests.engine.gguf.block_reference import REFERENCES
-from tests.support.gguf_blocks import extreme_blocks, random_blocks
+from tests.support.cases.gguf_blocks import extreme_blocks, random_blocks
 
 SEED = 20261122
 QUANTIZED = {type.name: type for type in TENSOR_TYPES.values() if type.is_quantized}

@@ -26,13 +26,13 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, float32
 from tests.engine.gguf.converter import ARCHITECTURES, convert, plain, write_converted
 from tests.engine.gguf.writer import Stored
-from tests.support import tiny_encoder
+from tests.support.cases.gguf_blocks import random_blocks
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
-from tests.support.gguf_blocks import random_blocks
-from tests.support.tiny_families import FAMILIES, MAX_LEN, build_family
-from tests.support.tiny_families import prompt as family_prompt
-from tests.support.tiny_families import tensors as family_tensors
-from tests.support.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
+from tests.support.models import tiny_encoder
+from tests.support.models.tiny_families import FAMILIES, MAX_LEN, build_family
+from tests.support.models.tiny_families import prompt as family_prompt
+from tests.support.models.tiny_families import tensors as family_tensors
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
 
 Array = np.ndarray[Any, Any]
 

@@ -23,7 +23,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
 from tests.engine.gguf.converter import convert
 from tests.engine.gguf.writer import Stored, gguf_bytes
-from tests.support.tiny_models import TINY_MODELS, make_tensors
+from tests.support.models.tiny_models import TINY_MODELS, make_tensors
 
 MAX_SECONDS = 0.1  # of processor time
 SPARE_BYTES = 64 * 2**20

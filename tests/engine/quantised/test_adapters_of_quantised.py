@@ -14,8 +14,8 @@ from tessera.engine.training.lora import LoraSettings, make_adapters, merge
 from tessera.engine.training.parameters import load_parameters
 from tessera.engine.training.plan import TrainingPlan, plan_supervised
 from tessera.engine.training.run import RunSettings
-from tests.support.adapter_gradients import adapter_gradients, assert_alike
-from tests.support.quantisers import SCHEMES, quantised_model
+from tests.support.cases.quantisers import SCHEMES, quantised_model
+from tests.support.references.adapter_gradients import adapter_gradients, assert_alike
 
 ORDERED = ("w4a16-actorder", "gptq-actorder")
 

@@ -11,7 +11,7 @@ from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
 from tessera.engine.formats.fp8 import E4M3_VALUES, codes_of
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32, from_numpy
-from tests.support.op_cases import Array, random_array
+from tests.support.cases.op_cases import Array, random_array
 
 
 def e4m3(code: int) -> float:

@@ -16,10 +16,10 @@ from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import MoEWeights, Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
+from tests.support.cases.op_cases import Array
+from tests.support.cases.quantisers import SCHEMES, Packed, fp8, quantised_model
 from tests.support.decoder_harness import DecoderHarness, relative_error
-from tests.support.op_cases import Array
-from tests.support.quantisers import SCHEMES, Packed, fp8, quantised_model
-from tests.support.tiny_models import prompt
+from tests.support.models.tiny_models import prompt
 
 
 def weights_of(folder: Path) -> Weights:

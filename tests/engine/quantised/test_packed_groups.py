@@ -15,7 +15,7 @@ from tessera.engine.formats import (
     WeightFormat,
     packed_format,
 )
-from tests.support.op_cases import Array, random_array
+from tests.support.cases.op_cases import Array, random_array
 
 FORMATS: list[tuple[WeightFormat, str]] = [
     *((GroupFormat(4, 32), "Int4Group32"), (GroupFormat(4, 64), "Int4Group64"), (GroupFormat(4, 256), "Int4Group128")),

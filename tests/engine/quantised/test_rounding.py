@@ -20,9 +20,9 @@ from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
-from tests.support.op_cases import Array, random_array
-from tests.support.quantisers import SCHEMES, quantised_model
-from tests.support.tiny_models import TINY_MODELS, build, make_tensors, write_safetensors
+from tests.support.cases.op_cases import Array, random_array
+from tests.support.cases.quantisers import SCHEMES, quantised_model
+from tests.support.models.tiny_models import TINY_MODELS, build, make_tensors, write_safetensors
 
 NAMES: tuple[RoundingName, ...] = ("fp8", "int4")
 

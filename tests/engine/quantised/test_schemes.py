@@ -21,10 +21,10 @@ from tessera.engine.models.quantised.stored import ModuleTensors
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
-from tests.support import quantisers
-from tests.support.op_cases import Array, random_array
-from tests.support.quantisers import SCHEMES, Scheme, gptq_config, packed_config, quantised_model, write_tensors
-from tests.support.tiny_models import TINY_MODELS
+from tests.support.cases import quantisers
+from tests.support.cases.op_cases import Array, random_array
+from tests.support.cases.quantisers import SCHEMES, Scheme, gptq_config, packed_config, quantised_model, write_tensors
+from tests.support.models.tiny_models import TINY_MODELS
 
 Q, DOWN, HEAD = "model.layers.0.self_attn.q_proj", "model.layers.11.mlp.down_proj", "lm_head"
 

@@ -19,9 +19,9 @@ from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.models.config import load_config
 from tessera.engine.runner.step_inputs import StepInputs
 from tessera.engine.tensor import CPU
+from tests.support.models.tiny_eagle3 import write_head
+from tests.support.models.tiny_models import TINY_MODELS, build
 from tests.support.speculation import ask_all, assert_same, make_core, make_runner, num_drafted, varied_requests
-from tests.support.tiny_eagle3 import write_head
-from tests.support.tiny_models import TINY_MODELS, build
 
 SIZES = (1, 2, 4, 8)
 Step = Callable[[], None]

@@ -20,8 +20,8 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import StepBatch, StepResult, TokenMask
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.tensor import CPU, from_numpy
-from tests.support.fake_runner import Done, fake_limits
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
+from tests.support.fakes.fake_runner import Done, fake_limits
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

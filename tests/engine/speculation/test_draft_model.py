@@ -24,6 +24,7 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs
 from tessera.engine.tensor import CPU, Tensor
 from tests.engine.test_cuda_graphs import Recorder
+from tests.support.models.tiny_models import TINY_MODELS, build
 from tests.support.speculation import (
     Asked,
     ask_all,
@@ -34,7 +35,6 @@ from tests.support.speculation import (
     repeated,
     varied_requests,
 )
-from tests.support.tiny_models import TINY_MODELS, build
 
 NUM_SEQS = 8
 DRAFTING: dict[str, Any] = {"speculation": "on", "speculative_method": "draft_model", "max_num_seqs": NUM_SEQS}

@@ -12,7 +12,7 @@ from tessera.engine.speculation.look_up import LookUp
 from tessera.engine.speculation.prediction import PredictionDrafter
 from tessera.engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 from tessera.engine.speculation.suffixes import MAX_AT_ONCE, MAX_BEHIND, IndexBudget, SuffixDrafter
-from tests.support.token_ids import token_ids
+from tests.support.cases.token_ids import token_ids
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor
+from tests.support.models.tiny_eagle3 import add_tensor, reference_drafts, write_as_speculators, write_head
+from tests.support.models.tiny_models import TINY_MODELS, build
 from tests.support.speculation import (
     Asked,
     ask_all,
@@ -31,8 +33,6 @@ from tests.support.speculation import (
     repeated,
     watched_drafts,
 )
-from tests.support.tiny_eagle3 import add_tensor, reference_drafts, write_as_speculators, write_head
-from tests.support.tiny_models import TINY_MODELS, build
 
 DRAFT_VOCAB = 50
 DRAFTING: dict[str, Any] = {"speculation": "on", "speculative_method": "eagle3", "max_num_seqs": 8}

@@ -18,8 +18,8 @@ from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import CPU, Tensor
 from tests.engine.test_cuda_graphs import Recorder
+from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 from tests.support.speculation import Asked, ask_all, make_core, num_accepted, predicted
-from tests.support.tiny_models import TINY_MODELS, build, prompt
 
 
 def test_padded_verification_gives_the_same_tokens(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.speculation.draft_lengths import Candidate, choose_lengths, longest_of, may_pay
 from tessera.engine.speculation.step_costs import FEWEST, DraftCost, StepCosts
 from tests.bench.speculation import Held
-from tests.support.fake_runner import Harness
-from tests.support.virtual_drafts import DraftedEngine
+from tests.support.fakes.fake_runner import Harness
+from tests.support.fakes.virtual_drafts import DraftedEngine
 
 SECONDS = 0.01
 HOST_SECONDS = 0.0002

@@ -18,6 +18,8 @@ from tessera.engine.ipc.load import load_engine
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import Tensor
+from tests.support.models.tiny_models import TINY_MODELS, build, write_safetensors
+from tests.support.models.tiny_predictor import CONFIGS, Reference, write_model
 from tests.support.speculation import (
     Asked,
     ask_all,
@@ -28,8 +30,6 @@ from tests.support.speculation import (
     varied_requests,
     watched_drafts,
 )
-from tests.support.tiny_models import TINY_MODELS, build, write_safetensors
-from tests.support.tiny_predictor import CONFIGS, Reference, write_model
 
 DRAFTING: dict[str, Any] = {"speculation": "on", "speculative_method": "mtp", "max_num_seqs": 8}
 

@@ -16,7 +16,9 @@ from tessera.engine.drafters.draft_model import DraftModel
 from tessera.engine.ipc.load import load_engine
 from tessera.engine.kv_tiers.make import form_of
 from tessera.engine.tensor import CPU
-from tests.support.drafted_models import random_model, tell_texts
+from tests.support.cases.token_ids import token_ids
+from tests.support.models.drafted_models import random_model, tell_texts
+from tests.support.models.tiny_adapters import TinyAdapter
 from tests.support.speculation import (
     CLIENT,
     Asked,
@@ -29,8 +31,6 @@ from tests.support.speculation import (
     varied_requests,
     watched_drafts,
 )
-from tests.support.tiny_adapters import TinyAdapter
-from tests.support.token_ids import token_ids
 
 RATE = 0.7
 ASKED = varied_requests(128, 16)

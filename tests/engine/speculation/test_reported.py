@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.speculation.settings import MODEL_METHODS, Speculation
-from tests.support.fake_client import INFO, FakeClient, always, play
-from tests.support.fake_runner import Harness
-from tests.support.http_fixtures import call, events, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import INFO, FakeClient, always, play
+from tests.support.fakes.fake_runner import Harness
+from tests.support.servers.http_fixtures import call, events, ids, settings_for, write_model_folder
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 

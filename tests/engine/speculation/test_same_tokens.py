@@ -18,7 +18,7 @@ import pytest
 from tessera.app.text.detokenizer import Detokenizer, DetokenizerFactory
 from tessera.app.text.tokenizer import load_tokenizer
 from tessera.engine.contract.sampling_params import Grammar, SamplingParams
-from tests.support.drafted_models import METHODS, DraftedModel, random_model, trained_model
+from tests.support.models.drafted_models import METHODS, DraftedModel, random_model, trained_model
 from tests.support.paths import BUILTIN
 from tests.support.speculation import (
     Asked,

@@ -15,7 +15,7 @@ from tessera.engine.runner.upload import StepUpload
 from tessera.engine.speculation.draft_layout import find_layout
 from tessera.engine.tensor import CPU, from_numpy, int32, zeros
 from tests.support.decoder_harness import Row, as_verification, step_batch
-from tests.support.fake_runner import Harness
+from tests.support.fakes.fake_runner import Harness
 
 BLOCK_SIZE = 8
 

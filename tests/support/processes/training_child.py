@@ -1,4 +1,7 @@
-"""A training in a process of its own, which a test kills: `python -m tests.support.training_child MODEL OUTPUT`."""
+"""A training in a process of its own, which a test kills.
+
+python -m tests.support.processes.training_child MODEL OUTPUT
+"""
 
 from __future__ import annotations
 

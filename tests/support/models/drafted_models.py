@@ -14,12 +14,12 @@ from tessera.engine.grammar.compiler import GrammarCompiler
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.safetensors import Checkpoint
 from tessera.engine.runner.model_runner import ModelRunner
+from tests.support.models.tiny_eagle3 import write_head
+from tests.support.models.tiny_models import write_safetensors
+from tests.support.models.tiny_predictor import EXTRA, write_model
+from tests.support.models.tiny_tensors import Random
 from tests.support.paths import BUILTIN
 from tests.support.speculation import make_core, make_runner
-from tests.support.tiny_eagle3 import write_head
-from tests.support.tiny_models import write_safetensors
-from tests.support.tiny_predictor import EXTRA, write_model
-from tests.support.tiny_tensors import Random
 
 MAX_SEQS = 6
 LOOK_UP_METHODS = ("ngram", "suffix", "prediction")

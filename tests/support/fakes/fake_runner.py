@@ -40,8 +40,8 @@ from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import BATCH_INVARIANT_ROWS, SlotInit, StepBatch, StepResult, TokenMask
 from tessera.engine.kv_tiers.tiers import KVTiers
 from tessera.engine.speculation.draft_keys import DraftLimits
-from tests.support.fake_drafts import FakeDrafts
-from tests.support.fake_tiers import check_tiers
+from tests.support.fakes.fake_drafts import FakeDrafts
+from tests.support.fakes.fake_tiers import check_tiers
 
 VOCAB_SIZE = 100
 EOS = 0

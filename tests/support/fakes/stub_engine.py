@@ -1,4 +1,4 @@
-"""An engine process without a model, run as `python -m tests.support.stub_engine`: the real process, a stub core.
+"""An engine process without a model, run as `python -m tests.support.fakes.stub_engine`: the real process, a stub core.
 
 A request's tokens count up from its last prompt token. Prompts that begin with one of the ids below,
 and models with one of the names below, misbehave as named.

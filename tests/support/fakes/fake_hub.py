@@ -12,8 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tests.support.models.tiny_models import TINY_MODELS
 from tests.support.paths import ROOT
-from tests.support.tiny_models import TINY_MODELS
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = json.dumps(TINY_MODELS["llama"].config).encode()

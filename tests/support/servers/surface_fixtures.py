@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from tessera.app.settings import AppSettings
-from tests.support.fake_client import INFO, FakeClient, always, play
-from tests.support.http_fixtures import TOKENIZER, ids, settings_for, write_model_folder
+from tests.support.fakes.fake_client import INFO, FakeClient, always, play
+from tests.support.servers.http_fixtures import TOKENIZER, ids, settings_for, write_model_folder
 
 PATIENCE = 30  # seconds until a test gives up waiting for what must happen
 ROOMY = msgspec.structs.replace(INFO, max_model_len=2048)

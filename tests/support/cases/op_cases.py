@@ -23,7 +23,7 @@ from tessera.engine.formats import (
 )
 from tessera.engine.ops.interface import AttentionMetadata
 from tessera.engine.tensor import CpuDevice, Device, Tensor, bfloat16, empty, float16, float32, from_numpy
-from tests.support.gguf_blocks import random_blocks
+from tests.support.cases.gguf_blocks import random_blocks
 
 Array = np.ndarray[Any, Any]
 

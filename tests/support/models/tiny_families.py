@@ -1,7 +1,7 @@
 """Tiny models of the families beside Llama's: configurations as people have them, and weights by the names and shapes
 that the reference implementation gives them (tests/golden/family_tensors.json), filled from a seed.
 
-Needs NumPy and tests.support.tiny_models only, so that the script that makes the golden logits can run in an
+Needs NumPy and tests.support.models.tiny_models only, so that the script that makes the golden logits can run in an
 environment of its own.
 """
 
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_models import round_to_bfloat16, write_safetensors
+from tests.support.models.tiny_models import round_to_bfloat16, write_safetensors
 
 Array = np.ndarray[Any, Any]
 Shapes = dict[str, list[int]]
 
-SHAPES_FILE = Path(__file__).resolve().parents[1] / "golden" / "family_tensors.json"
+SHAPES_FILE = Path(__file__).resolve().parents[2] / "golden" / "family_tensors.json"
 VOCAB, LENGTH, MAX_LEN = 64, 24, 64
 POSITIONS = (0, 9, 16, LENGTH - 1)
 OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "nemotron")

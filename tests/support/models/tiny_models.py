@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_mixtures import MAKERS_OF_EXPERTS, TINY_MIXTURES, mixture_tensors
-from tests.support.tiny_tensors import MAKERS, VOCAB_SIZE, Random, llama_tensors, round_to_bfloat16
+from tests.support.models.tiny_mixtures import MAKERS_OF_EXPERTS, TINY_MIXTURES, mixture_tensors
+from tests.support.models.tiny_tensors import MAKERS, VOCAB_SIZE, Random, llama_tensors, round_to_bfloat16
 
 __all__ = ["round_to_bfloat16"]
 

@@ -14,7 +14,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.speculation.settings import SpeculationMode
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult
-from tests.support.virtual_engine import CLIENT
+from tests.support.fakes.virtual_engine import CLIENT
 
 # Milliseconds of a step of so many rows of Llama 8 B in bfloat16 on one H200, and of the host in front of a step and
 # behind it, in any case and for each sequence.

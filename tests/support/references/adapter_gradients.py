@@ -14,7 +14,7 @@ from tessera.engine.training.decoder import TrainableDecoder
 from tessera.engine.training.examples import Example, micro_batches
 from tessera.engine.training.lora import LoraSettings, adapter_parameters, make_adapters
 from tessera.engine.training.parameters import load_parameters
-from tests.support.tiny_models import prompt
+from tests.support.models.tiny_models import prompt
 
 Array = np.ndarray[Any, Any]
 Found = tuple[float, dict[str, Array]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_models import round_to_bfloat16, write_safetensors
+from tests.support.models.tiny_models import round_to_bfloat16, write_safetensors
 
 Array = np.ndarray[Any, Any]
 

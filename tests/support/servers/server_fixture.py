@@ -27,8 +27,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tessera.app.cli.hub import BUILTIN_MODEL
+from tests.support.models.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 from tests.support.paths import ROOT
-from tests.support.tiny_models import TINY_MODELS, VOCAB_SIZE, build
 
 # Seconds; only a failing test waits this long. Under a tool that slows every kernel down, it takes more.
 DEADLINE = float(os.environ.get("SERVER_DEADLINE", "60"))

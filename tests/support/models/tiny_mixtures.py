@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_tensors import Array, Random, bias_of, llama_tensors
+from tests.support.models.tiny_tensors import Array, Random, bias_of, llama_tensors
 
 NUM_EXPERTS = 8
 EXPERT_SIZE = 32

@@ -1,6 +1,6 @@
 """A tiny BertModel with random weights built from a seed, and a WordPiece vocabulary for it.
 
-Needs NumPy and tests.support.tiny_models only, so that the script that makes the golden embeddings can run in an
+Needs NumPy and tests.support.models.tiny_models only, so that the script that makes the golden embeddings can run in an
 environment of its own.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.tiny_models import round_to_bfloat16, write_safetensors
+from tests.support.models.tiny_models import round_to_bfloat16, write_safetensors
 
 Array = np.ndarray[Any, Any]
 

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tests.support.tiny_mixtures import TINY_MIXTURES, mixture_tensors
-from tests.support.tiny_models import TINY_MODELS, write_safetensors
-from tests.support.tiny_tensors import Random, llama_tensors
+from tests.support.models.tiny_mixtures import TINY_MIXTURES, mixture_tensors
+from tests.support.models.tiny_models import TINY_MODELS, write_safetensors
+from tests.support.models.tiny_tensors import Random, llama_tensors
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Tensors: TypeAlias = dict[str, Array]

@@ -22,7 +22,7 @@ from tessera.app.server.http_server import HttpServer
 from tessera.app.settings import AppSettings
 from tessera.app.text.chat_template import ChatTemplate, load_chat_template
 from tessera.engine.ipc.client import EngineClient
-from tests.support.fake_client import FakeClient
+from tests.support.fakes.fake_client import FakeClient
 
 END = "<|im_end|>"
 TEMPLATE = (

@@ -16,7 +16,7 @@ from tessera.engine.collectives.nccl import NcclGroup
 from tessera.engine.collectives.peers import PeerGroup
 from tessera.engine.collectives.rendezvous import Rendezvous
 from tessera.engine.tensor import CPU, Device, float32, from_numpy
-from tests.support.op_cases import random_array
+from tests.support.cases.op_cases import random_array
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """Tiny encoders of all families, most with a head for sequence classification, in the files that people have.
 
-Their random weights are built from a seed. Needs NumPy and tests.support.tiny_models only, so that the script that
-makes the golden scores can run in an environment of its own.
+Their random weights are built from a seed. Needs NumPy and tests.support.models.tiny_models only, so that the script
+that makes the golden scores can run in an environment of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.support.tiny_models import round_to_bfloat16, write_safetensors
+from tests.support.models.tiny_models import round_to_bfloat16, write_safetensors
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from tests.support.tiny_models import TINY_MODELS, TinyModel, make_tensors
+from tests.support.models.tiny_models import TINY_MODELS, TinyModel, make_tensors
 
 Array = np.ndarray[Any, Any]
 Packed: TypeAlias = tuple[dict[str, Array], Array]

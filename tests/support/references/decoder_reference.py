@@ -18,7 +18,7 @@ from tessera.engine.models.specs import AttentionSpec, HalfNorms, MLPSpec, NormS
 from tessera.engine.models.weights.build import MatrixField, NormField, VectorField, WeightSource, build_weights
 from tessera.engine.models.weights.weights import AttentionWeights, HalfNormWeights, MLPWeights, NormWeights, Weights
 from tessera.engine.tensor import CPU, Tensor, from_numpy
-from tests.support import reference
+from tests.support.references import reference
 
 Array = np.ndarray[Any, Any]
 

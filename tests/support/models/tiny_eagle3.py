@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tests.support.tiny_models import write_safetensors
+from tests.support.models.tiny_models import write_safetensors
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

@@ -1,0 +1,1 @@
+"""Inputs that several tests go through."""

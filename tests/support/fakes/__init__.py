@@ -1,0 +1,1 @@
+"""What stands for a part of the server: engines, clients, ports, time."""

@@ -1,0 +1,1 @@
+"""Small models and checkpoints with random weights, made from seeds."""

@@ -1,0 +1,1 @@
+"""Processes, threads, descriptors and disks."""

@@ -1,0 +1,1 @@
+"""Servers under test, requests to them and what they serve."""
