@@ -7,7 +7,7 @@ ARGS ?=
 # those of tests/gpu, which are none without a GPU, would take it seconds.
 PYTEST = $(BIN)/python -m pytest --ignore tests/gpu --numprocesses 4 --dist loadfile
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
-RANDOMISED := tests/engine/test_core_simulation.py tests/engine/speculation/test_same_tokens.py tests/engine/gguf/test_gguf_mutations.py tests/app/test_schemathesis.py
+RANDOMISED := tests/engine/core/test_core_simulation.py tests/engine/speculation/test_same_tokens.py tests/engine/gguf/test_gguf_mutations.py tests/app/openapi/test_schemathesis.py
 KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
 CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients/%/.installed,\
 	$(wildcard tests/clients/requirements/*.txt))
@@ -57,7 +57,7 @@ attack: .venv/.dev
 soak: .venv/.dev
 	$(BIN)/python -m tests.attack.soak $(ARGS)
 
-# Changes of one module that no test notices: ARGS='tessera.engine.core.scheduler --tests tests/engine/test_core.py'.
+# Changes of one module that no test notices: ARGS='tessera.engine.core.scheduler --tests tests/engine/core/test_core.py'.
 mutation: .venv/.dev
 	$(BIN)/python -m tests.mutation $(ARGS)
 

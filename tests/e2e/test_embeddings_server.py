@@ -10,9 +10,9 @@ import numpy as np
 import openai
 import pytest
 
-from tests.app.test_embeddings_http import cat, word_piece
-from tests.engine.test_classifiers import scorer
-from tests.engine.test_embeddings_models import decoder, encoder
+from tests.app.openai.test_embeddings_http import cat, word_piece
+from tests.engine.golden.test_classifiers import scorer
+from tests.engine.golden.test_embeddings_models import decoder, encoder
 from tests.support.models.tiny_classifiers import build_classifier
 from tests.support.models.tiny_encoder import build_encoder, write_pooling
 from tests.support.servers.server_fixture import DEADLINE, Server, async_client, running_server, stream_answer

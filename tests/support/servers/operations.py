@@ -50,7 +50,7 @@ def _operation(route: APIRoute) -> Operation:
 
 OPERATIONS = tuple(_operation(route) for route in api_routes(ROUTES) if route.include_in_schema)
 POOLED = frozenset({"sleep", "wakeUp"})  # which end and start engines; see tests/e2e/test_several_models.py
-# Which need an option, and a process that trains; see tests/app/test_fine_tuning.py.
+# Which need an option, and a process that trains; see tests/app/openai/test_fine_tuning.py.
 TUNING = frozenset(
     operation.id
     for operation in OPERATIONS
