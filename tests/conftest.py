@@ -50,14 +50,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 # to `make test-thorough`.
 THOROUGH = (
     *("attack/", "emulation/", "mutation/", "page/", "simulation/", "loadtest/test_command"),
-    *(f"app/test_{name}" for name in ("batches", "cli", "fine_tuning", "hub", "model_turns", "replicated_client")),
-    *(f"app/test_{name}" for name in ("responses_store", "schemathesis", "tools_grammar", "train")),
+    *(f"app/cli/test_{name}" for name in ("cli", "hub")),
+    *(f"app/openai/test_{name}" for name in ("batches", "fine_tuning", "responses_store")),
+    *("app/engines/test_model_turns", "app/openapi/test_schemathesis", "app/routing/test_replicated_client"),
+    *("app/tools/test_tools_grammar", "app/test_train"),
     *("cuda/test_compile.py::test_every", "cuda/test_launch_steps"),
-    *(
-        f"engine/test_{name}"
-        for name in ("client", "embeddings_engine", "grammar", "moments", "pretraining", "process")
-    ),
-    *(f"engine/test_{name}" for name in ("sleep", "tensor_parallel", "training_run")),
+    *(f"engine/ipc/test_{name}" for name in ("client", "process")),
+    *(f"engine/training/test_{name}" for name in ("moments", "pretraining", "training_run")),
+    *("engine/collectives/test_tensor_parallel", "engine/core/test_embeddings_engine", "engine/grammar/test_grammar"),
+    *("engine/runner/test_sleep",),
     *(f"engine/gguf/test_gguf_{name}" for name in ("models", "mutations", "tokenizer")),
     *(f"engine/speculation/test_{name}" for name in ("chain", "distribution", "draft_model", "pays", "predictor")),
     *("engine/speculation/test_promises", "engine/speculation/test_same_tokens"),
@@ -70,8 +71,8 @@ OF_SERVERS = "e2e/"  # as thorough, but for these
 SERVERS_TESTED_ALWAYS = ("e2e/test_deploy", "e2e/test_http_streaming", "e2e/test_models", "e2e/test_sdk")
 # Of the others those that take seconds; not in `make test-fast`.
 SLOW = (
-    *("e2e/", "faults/", "app/test_model_commands", "app/test_store", "cuda/test_compile", "wire/test_sdk_helpers"),
-    *(f"engine/test_{name}" for name in ("cuda_graphs", "golden", "partition")),
+    *("e2e/", "faults/", "app/cli/test_model_commands", "app/store/", "cuda/test_compile", "wire/test_sdk_helpers"),
+    *("engine/golden/test_golden", "engine/models/test_partition", "engine/runner/test_cuda_graphs"),
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tessera.engine.cuda.sources import SourceFile
+from tests.conftest import SERVERS_TESTED_ALWAYS, SLOW, THOROUGH
 from tests.structure.floors import APP_SEES, EXCEPTIONS, FLOORS
 from tests.support.paths import ROOT
 
@@ -121,6 +122,14 @@ def test_rooms_are_small_and_say_what_they_are_for(room: str) -> None:
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{room} has {len(files)} files: make rooms of it"
     assert source(folder / "__init__.py").docstring, f"{room}/__init__.py says nothing"
+
+
+@pytest.mark.parametrize("name", [*THOROUGH, *SLOW, *SERVERS_TESTED_ALWAYS])
+def test_tests_that_are_left_out_at_times_are_there(name: str) -> None:
+    file, _, test = name.partition("::")
+    assert any(test in path.read_text() for path in (ROOT / "tests").glob(f"{file}*") if path.is_file()) or (
+        file.endswith("/") and (ROOT / "tests" / file).is_dir()
+    )
 
 
 KERNELS = ROOT / "cuda_src"
