@@ -8,7 +8,7 @@ ARGS ?=
 PYTEST = $(BIN)/python -m pytest --ignore tests/gpu --numprocesses 4 --dist loadfile
 CUDA_SOURCES := cuda_src/*/*.cu cuda_src/include/*.cuh cuda_src/include/*/*.cuh tests/emulation/*.h tests/emulation/*.cc
 RANDOMISED := tests/engine/core/test_core_simulation.py tests/engine/speculation/test_same_tokens.py tests/engine/gguf/test_gguf_mutations.py tests/app/openapi/test_schemathesis.py
-KERNEL_TESTS := $(wildcard $(addprefix tests/gpu/test_,ops_gpu.py matmul*.py attention*.py encoder*.py rope*.py sampling*.py token*.py))
+KERNEL_TESTS := $(wildcard tests/gpu/ops/test_*.py tests/gpu/products/test_matmul*.py $(addprefix tests/gpu/attention/test_,attention*.py encoder*.py rope*.py))
 CLIENT_ENVIRONMENTS := $(patsubst tests/clients/requirements/%.txt,.venv-clients/%/.installed,\
 	$(wildcard tests/clients/requirements/*.txt))
 
@@ -101,14 +101,14 @@ test-gpu: .venv/.dev
 	TESSERA_REQUIRE_GPU=1 $(BIN)/python -m pytest -m gpu -p tests.gpu.launched $(ARGS)
 
 # The same on a machine without a GPU, which runs the kernels' sources with g++: thousands of times slower, so choose
-# some with ARGS, for example 'tests/gpu/test_rope_gpu.py -k bfloat16'. With EMULATED_RACES=1 it also finds races in
+# some with ARGS, for example 'tests/gpu/attention/test_rope_gpu.py -k bfloat16'. With EMULATED_RACES=1 it also finds races in
 # shared memory, whatever the order in which threads run; with EMULATED_ARCH=100a portable kernels run where sm_90a has
 # its own.
 test-emulated: .venv/.dev
 	TESSERA_EMULATED=1 $(BIN)/python -m pytest -m gpu --numprocesses 2 --timeout 0 $(or $(ARGS),$(KERNEL_TESTS))
 	$(if $(ARGS),,TESSERA_EMULATED=1 $(BIN)/python -m pytest --numprocesses 2 --timeout 0 tests/emulation)
 
-# The GPU tests under NVIDIA's compute-sanitizer (from the CUDA toolkit): hours; ARGS='--workers 12 tests/gpu/test_ops_gpu.py'.
+# The GPU tests under NVIDIA's compute-sanitizer (from the CUDA toolkit): hours; ARGS='--workers 12 tests/gpu/ops/test_ops_gpu.py'.
 sanitize-gpu: .venv/.dev
 	for tool in memcheck initcheck synccheck racecheck; do $(BIN)/python -m tests.sanitizers $$tool $(ARGS) || exit 1; done
 

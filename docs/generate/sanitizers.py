@@ -14,7 +14,7 @@ FUNCTION = re.compile(r"^ *def test_", re.MULTILINE)
 
 def sanitizers_table() -> str:
     seen = json.loads((FIGURES / "sanitizers.json").read_text())
-    there = sum(len(FUNCTION.findall(file.read_text())) for file in (ROOT / "tests" / "gpu").glob("test_*.py"))
+    there = sum(len(FUNCTION.findall(file.read_text())) for file in (ROOT / "tests" / "gpu").rglob("test_*.py"))
     rows = []
     for tool in TOOLS:
         functions = seen.get(tool, {}).values()

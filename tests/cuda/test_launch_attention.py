@@ -37,7 +37,7 @@ from tessera.engine.tensor import (
     uint32,
     uint64,
 )
-from tests.gpu.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
+from tests.gpu.ops.test_ops_gpu import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
 from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120

@@ -9,7 +9,7 @@ import pytest
 from tests.support.paths import ROOT
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "tests/gpu").glob("test_*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/gpu").rglob("test_*.py")), ids=lambda path: path.stem)
 def test_all_are_marked(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert any(line.startswith("pytestmark = ") and "pytest.mark.gpu" in line for line in lines)

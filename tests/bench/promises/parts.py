@@ -16,9 +16,9 @@ BASE: Final = "{base}"  # in a command: the checkout to compare with
 LOADS: Final = (PYTHON, "-m", "tests.bench", "--output", OUTPUT, "--only", "loads", "--model")
 PYTEST: Final = (PYTHON, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:benchmark", "-p", "no:cacheprovider")
 SHARED_OUT: Final = ("-n", WORKERS, "--dist", "worksteal")
-TWO_GPU_TESTS: Final = tuple(f"tests/gpu/test_{name}_gpu.py" for name in ("collectives", "nccl", "tensor_parallel"))
+TWO_GPU_TESTS: Final = "tests/gpu/ranks"
 GGUF_ROWS: Final = (1, 8, 16, 32, 64, 128, 256, 512)
-MEMORY_TESTS: Final = ("tests/gpu/test_device.py", "tests/gpu/test_sleep_gpu.py")  # no other test beside them
+MEMORY_TESTS: Final = ("tests/gpu/test_device.py", "tests/gpu/engine/test_sleep_gpu.py")  # no other test beside them
 PASSED: Final = (
     Figure("tests that passed", pattern(r"(\d+) passed"), at_least=1),
     Figure("tests that failed", pattern(r"(\d+) (?:failed|error)", missing=0), at_most=0),
@@ -89,7 +89,7 @@ def _speculation(method: str, at_least: float, streams: tuple[int, ...] = (1,)) 
 PARTS: Final = (
     Part(
         "tests",
-        (*PYTEST, *SHARED_OUT, "--timeout", "300", "tests/gpu", *(f"--ignore={file}" for file in TWO_GPU_TESTS)),
+        (*PYTEST, *SHARED_OUT, "--timeout", "300", "tests/gpu", "--ignore", TWO_GPU_TESTS),
         480,
         PASSED,
         ALL_GPUS,
@@ -283,7 +283,7 @@ PARTS: Final = (
     _speculation("suffix", 850, (1, 16, 64, 256)),
     _speculation("eagle3", 680),
     _speculation("draft_model", 480),
-    Part("tests of two GPUs", (*PYTEST, "--timeout", "300", *TWO_GPU_TESTS), 200, PASSED, num_gpus=2),
+    Part("tests of two GPUs", (*PYTEST, "--timeout", "300", TWO_GPU_TESTS), 200, PASSED, num_gpus=2),
     Part(
         "sums over two GPUs",
         (PYTHON, "-m", "tests.bench.collectives", "2"),

@@ -22,7 +22,7 @@ from tessera.engine.ops.cuda.linear.sm90 import (
 from tessera.engine.ops.cuda.linear.sm90_kernels import SM90_MATMUL
 from tessera.engine.tensor import CPU, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
-from tests.gpu.products import (
+from tests.gpu.products.checks import (
     HALVES,
     SHAPES,
     SHARING_SHAPES,

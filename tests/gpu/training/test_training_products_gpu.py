@@ -14,7 +14,7 @@ from tessera.engine.ops.cuda.training import sm90
 from tessera.engine.ops.cuda.training.linear import LinearOps
 from tessera.engine.ops.cuda.training.sm90 import PLANS, SM90_TURNED_MATMUL, TurnedPlan
 from tessera.engine.tensor import Device, Tensor, bfloat16, float16, float32, from_numpy
-from tests.gpu.products import check_guards, guarded
+from tests.gpu.products.checks import check_guards, guarded
 from tests.support.cases.op_cases import random_array
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from tessera.engine.ops.cuda.linear.portable import (
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.tensor import Tensor
 from tests.gpu.conftest import NoTransfers
-from tests.gpu.products import (
+from tests.gpu.products.checks import (
     HALVES,
     SHARING_SHAPES,
     check_logits,

@@ -21,7 +21,7 @@ from tessera.engine.ops.cuda.lora.product import launch_adapted
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.tensor import bfloat16, empty, from_numpy
-from tests.gpu.test_lora_gpu import rows_of, stack_of
+from tests.gpu.products.test_lora_gpu import rows_of, stack_of
 from tests.support.cases.op_cases import poisoned, random_array
 from tests.support.references.reference import assert_close
 
