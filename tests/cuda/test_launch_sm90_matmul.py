@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.candidates import Choice
 from tessera.engine.ops.cuda.linear import sm90
@@ -23,25 +20,14 @@ from tessera.engine.ops.cuda.linear.sm90 import (
 from tessera.engine.ops.cuda.linear.sm90_kernels import MAX_STAGES, SM90_MATMUL_WIDE, SPLITTABLE_N, TILE_K
 from tessera.engine.ops.cuda.types import ceil_div, cuda_type
 from tessera.engine.tensor import Buffer, Tensor, bfloat16, empty, float16, float32
-from tests.cuda.test_launch_attention import Launch, WritingDevice
+from tests.cuda.launches import Launch
+from tests.cuda.sm90_device import H200, SHARED_BYTES, Sm90Device
 from tests.support.cases.linear_calls import product_silu_mul
 
-H200 = (132, 66, 39, 30, 22, 17, 15, 15)  # clusters of 1, 2, ... blocks that run at a time
 HALF_IDLE = (114, 57, 0, 25, 0, 0, 0, 0)  # a device whose multiprocessors are grouped otherwise
-SHARED_BYTES = 227 << 10
 SEED = 20261121
 COSTS = H200_COSTS.sm90
 SM90_KERNELS = ("sm90", "sm90_wide")
-
-
-class Sm90Device(WritingDevice):
-    def __init__(self, clusters: tuple[int, ...] = H200) -> None:
-        super().__init__(clusters[0], "90a", clusters=True)
-        self.max_shared_bytes = SHARED_BYTES
-        self.clusters = clusters
-
-    def clusters_at_once(self, spec: KernelSpec[Any], template: tuple[str, ...], config: LaunchConfig) -> int:
-        return self.clusters[config.cluster - 1]
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,11 @@ import numpy as np
 import openai
 import pytest
 
-from tests.app.openai.test_embeddings_http import cat, word_piece
-from tests.engine.golden.test_classifiers import scorer
-from tests.engine.golden.test_embeddings_models import decoder, encoder
+from tests.engine.golden.embedders import decoder, encoder
+from tests.engine.golden.scorers import scorer
 from tests.support.models.tiny_classifiers import build_classifier
 from tests.support.models.tiny_encoder import build_encoder, write_pooling
+from tests.support.servers.embedding_server import cat, word_piece
 from tests.support.servers.server_fixture import DEADLINE, Server, async_client, running_server, stream_answer
 
 

@@ -30,15 +30,15 @@ from tessera.engine.ops.cuda.training.sm90 import TurnedPlan
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, EmulationError, kernel_folder
 from tests.emulation.tensor_maps import emulated_tensor_maps
-from tests.gpu.attention.test_attention_decode_gpu import DecodeInputs
-from tests.gpu.attention.test_attention_gpu import assert_splits_are_done, attend, poison_splits
-from tests.gpu.ops.test_sampling_gpu import sample, varied_logits, varied_settings
+from tests.gpu.attention.decode_inputs import DecodeInputs
+from tests.gpu.attention.rows import assert_splits_are_done, attend, poison_splits
+from tests.gpu.ops.sampled import sample, varied_logits, varied_settings
+from tests.gpu.products.adapted import PLANS as ADAPTED_PLANS
+from tests.gpu.products.adapted import check_adapted_product
+from tests.gpu.products.adapters import rows_of, stack_of
 from tests.gpu.products.checks import check_guards, guarded
-from tests.gpu.products.test_lora_gpu import rows_of, stack_of
-from tests.gpu.products.test_lora_products_gpu import PLANS as ADAPTED_PLANS
-from tests.gpu.products.test_lora_products_gpu import check_adapted_product
-from tests.gpu.products.test_matmul_portable_gpu import launch, name
-from tests.gpu.training.test_training_products_gpu import check_product
+from tests.gpu.products.portable import launch, name
+from tests.gpu.training.products import check_product
 from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 from tests.support.cases.op_cases import AttentionCase, AttentionInputs, random_array
 from tests.support.cases.sampling_cases import N_SIGMA

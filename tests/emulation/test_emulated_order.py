@@ -17,7 +17,7 @@ from tessera.engine.ops.cuda.linear import ordered, portable
 from tessera.engine.ops.cuda.linear.problem import LinearOperands, LinearProblem
 from tessera.engine.tensor import bfloat16, empty, float32, from_numpy
 from tests.emulation.device import COMPILER, EmulatedDevice, kernel_folder
-from tests.gpu.products.test_order_of_sums_gpu import Sequences, bits
+from tests.gpu.products.sequences import Sequences, bits
 from tests.support.cases.op_cases import random_array
 
 pytestmark = pytest.mark.skipif(

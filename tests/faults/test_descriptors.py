@@ -21,7 +21,7 @@ from tessera.app.server.connection_limit import SPARE_PLACES, Connection, Connec
 from tessera.app.settings import MOST_CONNECTIONS
 from tessera.app.sockets.descriptors import connection_limit
 from tessera.engine.contract.errors import ConfigError
-from tests.faults.test_http_layer import HEAD, TEXT, connect, read_to_the_end
+from tests.faults.raw_http import HEAD, TEXT, connect, read_to_the_end
 from tests.support.fakes.fake_client import FakeClient, always
 from tests.support.servers.http_fixtures import serve, settings_for, write_model_folder
 from tests.support.servers.server_fixture import HEALTH_DEADLINE, running_server

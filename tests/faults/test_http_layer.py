@@ -25,34 +25,17 @@ from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import InvalidRequestError
 from tessera.engine.contract.messages import RequestOutput
 from tests.faults.app_fixtures import post
+from tests.faults.raw_http import HEAD, TEXT, connect, read_to_the_end, responses
 from tests.support.fakes.fake_client import FakeClient, Submission
 from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
 from tests.support.servers.surface_fixtures import PATIENCE, says
 
-TEXT = {"model": "tiny", "prompt": "hi"}
 JSON = {"content-type": "application/json"}
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: tiny\r\ncontent-type: application/json\r\n"
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"]
 
 
 def impatient(folder: Path, **changes: Any) -> AppSettings:
     return settings_for(write_model_folder(folder), **{"body_timeout": 0.3, "stall_timeout": 0.2, **changes})
-
-
-def connect(url: str) -> socket.socket:
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE)
-
-
-def read_to_the_end(connection: socket.socket) -> bytes:
-    """What comes until the server closes; a reset, because of what was still under way to it, ends it as well."""
-    received = b""
-    try:
-        while piece := connection.recv(65536):
-            received += piece
-    except ConnectionResetError:
-        pass
-    return received
 
 
 # ---- heads --------------------------------------------------------------------------------------
@@ -341,18 +324,6 @@ def test_fault_http_layer_a_broken_body_behind_a_request_is_refused_in_turn(tmp_
             assert [status for status, _ in answers] == [200] * before.count(b"host: ") + [400]
             assert answers[-1][1]["error"]["code"] == "invalid_http"
         assert httpx.get(f"{url}/health").status_code == 200
-
-
-def responses(received: bytes) -> list[tuple[int, Any]]:
-    """Status and JSON of each response, none of which may be cut or hold another."""
-    found = []
-    while received:
-        head, _, rest = received.partition(b"\r\n\r\n")
-        lines = head.decode().lower().split("\r\n")
-        (length,) = (int(line.partition(":")[2]) for line in lines if line.startswith("content-length:"))
-        found.append((int(lines[0].split()[1]), orjson.loads(rest[:length])))
-        received = rest[length:]
-    return found
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from tessera.app.ops.server_process import ServerProcess
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.ipc.client import EngineClient
 from tessera.engine.ipc.metrics_thread import MetricsThread
-from tests.engine.ipc.test_client import count, engine, run, until_well
 from tests.support.fakes.stub_engine import SLOW_METRICS
 from tests.support.fakes.virtual_time import VirtualTimeLoop
+from tests.support.processes.stub_engines import count, engine, run, until_well
 
 PATIENCE = 30.0
 SCRAPES = 480  # at a time

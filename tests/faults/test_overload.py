@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tessera.app.text.workers import TextWorkers
-from tests.faults.test_http_layer import HEAD, connect, read_to_the_end, responses
+from tests.faults.raw_http import HEAD, connect, read_to_the_end, responses
 from tests.support.fakes.fake_client import FakeClient, always, play
 from tests.support.servers.http_fixtures import ids, serve, settings_for, write_model_folder
 from tests.support.servers.server_fixture import DEADLINE, Server, async_client, running_server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -122,6 +123,15 @@ def test_rooms_are_small_and_say_what_they_are_for(room: str) -> None:
     files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(files) <= MAX_FILES, f"{room} has {len(files)} files: make rooms of it"
     assert source(folder / "__init__.py").docstring, f"{room}/__init__.py says nothing"
+
+
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+OTHER_TESTS = re.compile(r"^\s*(?:from|import) (tests\.(?:\w+\.)*test_\w+)", re.MULTILINE)
+
+
+def test_no_test_module_is_imported() -> None:
+    found = {path.relative_to(ROOT): imported for path in TESTS for imported in OTHER_TESTS.findall(path.read_text())}
+    assert not found
 
 
 @pytest.mark.parametrize("name", [*THOROUGH, *SLOW, *SERVERS_TESTED_ALWAYS])

@@ -24,7 +24,7 @@ from tessera.app.engines.pooled_model import Link
 from tessera.app.engines.turns import TURN
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import EngineUnavailableError, QueueFullError
-from tests.app.engines.test_engine_pool import AlwaysReady, FakeSupervisor, no_processes
+from tests.app.engines.supervisors import AlwaysReady, FakeSupervisor, no_processes
 from tests.simulation.virtual_loop import VirtualLoop
 
 __all__ = ["no_processes"]

@@ -7,42 +7,20 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 import msgspec
 import numpy as np
 import openai
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tessera.app.settings import AppSettings
 from tessera.engine.contract.errors import EngineError, EngineUnavailableError, QueueFullError
-from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, EmbedderRole, EmbeddingInfo
+from tessera.engine.contract.messages import NO_ACCOUNT, AccountRef, EmbedderRole
 from tests.support.fakes.fake_client import INFO, FakeClient, always
-from tests.support.models.tiny_encoder import CLS, SEP, VOCAB
+from tests.support.servers.embedding_server import BESIDE, DIMENSION, MAIN, Vectors, cat, embedded, word_piece
 from tests.support.servers.http_fixtures import call, ids, serve, settings_for, write_model_folder
-
-Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-
-DIMENSION = 8
-MAIN = EmbeddingInfo(
-    role="main",
-    architecture="FakeForCausalLM",
-    pooling="last",
-    dimension=DIMENSION,
-    vocab_size=512,
-    max_input_tokens=16,
-)
-BESIDE = EmbeddingInfo(
-    role="beside",
-    architecture="BertModel",
-    pooling="mean",
-    dimension=DIMENSION,
-    vocab_size=len(VOCAB),
-    max_input_tokens=10,
-    matryoshka_dimensions=(2, 4, 8),
-)
 
 
 @dataclasses.dataclass
@@ -69,22 +47,6 @@ class EmbeddingClient(FakeClient):
         return embedded(inputs)
 
 
-def embedded(inputs: Sequence[Sequence[int]]) -> Vectors:
-    rows = np.array([[np.sin(sum(token_ids) + k) for k in range(DIMENSION)] for token_ids in inputs])
-    vectors: Vectors = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype("<f4")
-    return np.frombuffer(vectors.tobytes(), "<f4").reshape(len(inputs), DIMENSION)  # read-only, as the real one's
-
-
-def word_piece() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece({token: i for i, token in enumerate(VOCAB)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS))
-    tokenizer.enable_truncation(7)  # as published files have it; the server's limit is what counts
-    tokenizer.enable_padding(length=7)
-    return tokenizer
-
-
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> AppSettings:
     folder = tmp_path_factory.mktemp("embeddings")
@@ -107,10 +69,6 @@ def refused(response: httpx.Response, status: int, param: str | None) -> str:
     assert error["param"] == param
     message: str = error["message"]
     return message
-
-
-def cat(*words: str) -> list[int]:
-    return [CLS, *(VOCAB.index(word) for word in words), SEP]
 
 
 # -- shapes ---------------------------------------------------------------------------------------

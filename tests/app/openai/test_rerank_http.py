@@ -21,9 +21,9 @@ from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import EngineError, QueueFullError
 from tessera.engine.contract.messages import EmbedderRole, ScorerInfo
 from tessera.engine.ipc.client import Vectors
-from tests.app.openai.test_embeddings_http import BESIDE, MAIN, cat, embedded, word_piece
 from tests.support.fakes.fake_client import INFO, FakeClient, always
 from tests.support.models.tiny_encoder import CLS, SEP, VOCAB
+from tests.support.servers.embedding_server import BESIDE, MAIN, cat, embedded, word_piece
 from tests.support.servers.http_fixtures import call, ids, settings_for, write_model_folder
 from tests.support.servers.operations import OPERATIONS
 

@@ -14,7 +14,7 @@ from tessera.app.text.stop_strings import StopMatcher
 from tessera.app.text.tokenizer import HuggingFaceTokenizer
 from tessera.engine.contract.errors import EngineUnavailableError
 from tessera.engine.contract.messages import RequestOutput
-from tests.app.text.test_tokenizer import TEXT, metaspace_tokenizer
+from tests.app.text.metaspace import TEXT, metaspace_tokenizer
 from tests.support.fakes.fake_client import play
 from tests.support.servers.http_fixtures import TOKENIZER, ids
 

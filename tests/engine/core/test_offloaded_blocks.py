@@ -13,7 +13,7 @@ from tessera.engine.core.sequence import Sequence as EngineSequence
 from tessera.engine.kv_tiers.load import Load, SavedTail
 from tessera.engine.kv_tiers.published_block import NOWHERE, PublishedBlock
 from tessera.engine.kv_tiers.slot_pool import SlotPool
-from tests.engine.core.test_block_manager import BLOCK_SIZE, Report, make_sequence, num_hits, start, tokens
+from tests.engine.core.blocks import BLOCK_SIZE, Report, make_sequence, num_hits, start, tokens
 
 
 class Host:

@@ -14,7 +14,7 @@ from tessera.engine.core.account import Accounts
 from tessera.engine.core.prefill_budget import PrefillBudget
 from tessera.engine.core.sequence import Sequence
 from tessera.engine.core.takeover import MAX_LAG
-from tests.engine.core.test_scheduler import Steps, tokens_of
+from tests.engine.core.steps import Steps, tokens_of
 
 HEAVY, LIGHT = AccountRef(1), AccountRef(2)
 

@@ -25,6 +25,7 @@ from tessera.engine.runner.embedding_runner import EncoderRunner
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, float32
 from tests.engine.gguf.converter import ARCHITECTURES, convert, plain, write_converted
+from tests.engine.gguf.quantized import QUANTIZED, WIDE, Array, quantized
 from tests.engine.gguf.writer import Stored
 from tests.support.cases.gguf_blocks import random_blocks
 from tests.support.decoder_harness import DecoderHarness, Row, relative_error, scattered_blocks, step_batch
@@ -34,8 +35,6 @@ from tests.support.models.tiny_families import prompt as family_prompt
 from tests.support.models.tiny_families import tensors as family_tensors
 from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, prompt, write_safetensors
 
-Array = np.ndarray[Any, Any]
-
 # What GGUF has no words for, or llama.cpp does not convert.
 NOT_IN_GGUF = {
     *("llama-dynamic", "llama-yarn-mscale", "llama-gelu", "qwen2-window", "smollm3-window", "gpt2-variants"),
@@ -43,7 +42,6 @@ NOT_IN_GGUF = {
     *("mixtral-window", "qwen2moe-sparse", "qwen3moe-dense", "ernie4_5-moe-sparse", "gptoss-mxfp4", "dots1-window"),
     *("glm4moe-groups", "phimoe-longrope"),
 }
-QUANTIZED = list(BLOCK_FORMATS)
 
 
 def logits(path: Path, model: TinyModel) -> Array:
@@ -120,54 +118,7 @@ def test_the_metadata_say_how_embeddings_are_pooled(tmp_path: Path, number: int 
 
 # -- quantised ------------------------------------------------------------------------------------
 
-WIDE = TinyModel(
-    "llama-wide",
-    {**TINY_MODELS["llama"].config, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},
-)
 TYPE_NUMBERS = {kind.name: kind for kind in gguf.GGMLQuantizationType}
-
-
-class Quantizer:
-    """Stores every matrix in the next of `types`; `exact` has what the stored bytes stand for."""
-
-    def __init__(self, *types: str) -> None:
-        self.types = types
-        self.exact: dict[str, Array] = {}
-        self._rng = np.random.default_rng(7)
-
-    def __call__(self, name: str, values: Array) -> Stored:
-        if values.ndim == 1:
-            return plain(name, values)
-        chosen = self.types[len(self.exact) % len(self.types)]
-        if chosen == "F32":
-            self.exact[name] = values
-            return plain(name, values)
-        type = BLOCK_FORMATS[chosen].type
-        rows, columns = values.shape
-        blocks = random_blocks(chosen, rows * columns, self._rng)
-        stored = blocks.reshape(rows, -1)
-        self.exact[name] = dequantize(stored, type)
-        return Stored(chosen, values.shape, stored.tobytes())
-
-
-def quantized(folder: Path, *types: str) -> tuple[Path, Path]:
-    """A GGUF file of random blocks, and a folder with the numbers that they stand for."""
-    quantizer = Quantizer(*types)
-    path = write_converted(folder / "m.gguf", WIDE, quantizer)
-    plain_folder = build(WIDE, folder / "folder")
-    tensors = make_tensors(WIDE)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
-    for name, values in tensors.items():
-        stem, _, suffix = name.rpartition(".")
-        exact = quantizer.exact.get(f"{names.get_name(stem)}.{suffix}")
-        if exact is None:
-            continue
-        if "q_proj" in name or "k_proj" in name:
-            heads = WIDE.config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
-            exact = exact.reshape(heads, -1, 2, exact.shape[1]).swapaxes(1, 2).reshape(values.shape)
-        tensors[name] = exact
-    write_safetensors(plain_folder / "model.safetensors", tensors)
-    return path, plain_folder
 
 
 def weights_of(path: Path) -> Weights:

@@ -20,12 +20,10 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.models.config import load_config, parse_config
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.embedding_engine import EmbeddingEngine
-from tessera.engine.runner.embedding_runner import EncoderRunner
-from tessera.engine.runner.head import ClassifierHead
 from tessera.engine.runner.model_runner import ModelRunner
-from tessera.engine.runner.scorer import Scorer
 from tessera.engine.runner.yes_no import yes_no_tokens
 from tessera.engine.tensor import CPU, float32
+from tests.engine.golden.scorers import encoder, scorer
 from tests.support.decoder_harness import DecoderHarness, relative_error
 from tests.support.models.tiny_classifiers import POSITIONS, TINY_CLASSIFIERS, WITH_HEADS, build_classifier, pair
 from tests.support.models.tiny_encoder import build_encoder
@@ -51,18 +49,6 @@ PERTURBATIONS: dict[str, dict[str, Any]] = {
 def golden() -> dict[str, Array]:
     with np.load(GOLDEN / "golden_scores.npz") as file:
         return dict(file)
-
-
-def encoder(folder: Path, **settings: Any) -> EncoderRunner:
-    config = EngineConfig(model=str(folder), **settings).with_device_defaults("cpu")
-    return EncoderRunner(config, load_config(folder), folder, CPU, make_ops(CPU))
-
-
-def scorer(folder: Path, **settings: Any) -> Scorer:
-    runner, spec = encoder(folder, **settings), load_config(folder).classifier
-    assert spec is not None
-    assert runner.classifier is not None
-    return Scorer(runner, ClassifierHead(spec, runner.classifier), spec.pooling)
 
 
 @pytest.mark.parametrize("name", TINY_CLASSIFIERS)

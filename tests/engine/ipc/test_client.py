@@ -8,15 +8,12 @@ import gc
 import os
 import resource
 import signal
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import (
     ConfigError,
     ContextLengthError,
@@ -40,52 +37,13 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.ipc.client import LEAST_WAKES, EngineClient
 from tessera.engine.ipc.heartbeat import HeartbeatReceiver
 from tessera.engine.ipc.request_stream import Inbox, RequestStream, _merge, error_of
-from tessera.engine.ipc.supervisor import EngineStartError, EngineState, EngineSupervisor, make_run_dir
+from tessera.engine.ipc.supervisor import EngineStartError, EngineState, make_run_dir
 from tests.support.cases.token_ids import token_ids
 from tests.support.fakes import stub_engine
+from tests.support.processes.stub_engines import DEADLINE, count, engine, run, tokens_of, until, until_well
 
-DEADLINE = 20.0  # seconds; only a failing test waits this long
 HEALTH_DEADLINE = 5.0  # what users are promised
 ENDLESS = SamplingParams(max_tokens=10**9)
-
-
-@contextlib.asynccontextmanager
-async def engine(model: str = "stub", **options: Any) -> AsyncIterator[tuple[EngineSupervisor, EngineClient]]:
-    run_dir = make_run_dir()
-    module = "tests.support.fakes.stub_engine"
-    supervisor = EngineSupervisor(EngineConfig(model=model), run_dir, module=module, **options)
-    client = EngineClient(run_dir)
-    supervisor.start()
-    await asyncio.wait_for(supervisor.wait_launched(), DEADLINE)
-    assert supervisor.pid is not None
-    await client.start()
-    try:
-        yield supervisor, client
-    finally:
-        await client.close()
-        await supervisor.stop()
-        assert not run_dir.exists()
-
-
-async def until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, f"in vain waited for: {what}"
-        await asyncio.sleep(0.01)
-
-
-async def until_well(client: EngineClient) -> None:
-    await until(lambda: client.health()[0], "a healthy engine")
-
-
-async def tokens_of(stream: RequestStream) -> list[int]:
-    return [token async for output in stream for token in output.token_ids]
-
-
-async def count(client: EngineClient, start: int, num_tokens: int) -> None:
-    """A request whose answer shows that the engine serves and mixes nothing up."""
-    stream = client.submit(token_ids([start]), SamplingParams(max_tokens=num_tokens))
-    assert await tokens_of(stream) == list(range(start + 1, start + 1 + num_tokens))
 
 
 async def until_idle(client: EngineClient) -> None:
@@ -95,10 +53,6 @@ async def until_idle(client: EngineClient) -> None:
 
     client._heartbeats.last = None
     await until(idle, "an engine without work")
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 60))
 
 
 def test_streams_of_concurrent_requests() -> None:

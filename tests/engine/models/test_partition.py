@@ -22,7 +22,7 @@ from tessera.engine.models.weights.weights import MoEWeights, Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, float32
 from tests.engine.gguf.converter import plain, write_converted
-from tests.engine.gguf.test_gguf_models import QUANTIZED, Quantizer
+from tests.engine.gguf.quantized import QUANTIZED, Quantizer
 from tests.engine.gguf.writer import Stored
 from tests.support.cases.gguf_blocks import random_blocks
 from tests.support.cases.quantisers import SCHEMES, fp8, quantised_model

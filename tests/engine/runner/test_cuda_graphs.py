@@ -6,8 +6,7 @@ A recording on the CPU is a forward that is computed again at each launch, over 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,36 +24,12 @@ from tessera.engine.runner.cuda_graphs import FULL_TOKENS_DEQUANTISED, PROMPT_TO
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import CPU, Tensor
+from tests.engine.runner.recorder import Recorder
 from tests.support.decoder_harness import Row, scattered_blocks, step_batch
 from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 
 BLOCK_SIZE: Final = 8
 MAX_NUM_SEQS = 33
-
-
-class Replay:
-    def __init__(self, forward: Callable[[StepInputs], Tensor], inputs: StepInputs) -> None:
-        self.forward, self.inputs, self.launches = forward, inputs, 0
-
-    def launch(self) -> None:
-        self.launches += 1
-        self.forward(self.inputs)
-
-
-class Recorder:
-    """Stands in for a CUDA device's `capture`."""
-
-    def __init__(self) -> None:
-        self.replays: list[Replay] = []
-        self.forwarded: Any = None
-
-    @contextmanager
-    def capture(self) -> Iterator[Callable[[], Replay]]:
-        def finish() -> Replay:
-            self.replays.append(Replay(*self.forwarded))
-            return self.replays[-1]
-
-        yield finish
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs
 from tessera.engine.tensor import CPU, Tensor
-from tests.engine.runner.test_cuda_graphs import Recorder
+from tests.engine.runner.recorder import Recorder
 from tests.support.models.tiny_models import TINY_MODELS, build
 from tests.support.speculation import (
     Asked,

@@ -17,7 +17,7 @@ from tessera.engine.runner.cuda_graphs import MAX_VERIFIED_TOKENS, StepGraphs
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.step_inputs import StepInputs, StepShape
 from tessera.engine.tensor import CPU, Tensor
-from tests.engine.runner.test_cuda_graphs import Recorder
+from tests.engine.runner.recorder import Recorder
 from tests.support.models.tiny_models import TINY_MODELS, build, prompt
 from tests.support.speculation import Asked, ask_all, make_core, num_accepted, predicted
 

@@ -17,13 +17,11 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
-from tessera.engine.ops.interface import Ops
-from tessera.engine.tensor import CPU, Tensor, bfloat16, float16, float32, from_numpy
+from tessera.engine.tensor import CPU, bfloat16, float16, float32, from_numpy
+from tests.gpu.attention.rows import GROWING_ROWS, assert_splits_are_done, attend, grow, poison_splits
 from tests.gpu.conftest import NoTransfers
 from tests.support.cases.op_cases import ATTENTION_CASES, DECODE_ROWS, DTYPES, AttentionCase, AttentionInputs, poisoned
 from tests.support.references.reference import assert_close, bits
-
-Array = np.ndarray[Any, Any]
 
 pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -67,21 +65,6 @@ EVERY_CASE = [
 ]
 
 
-def attend(ops: Ops, inputs: AttentionInputs, out: Tensor | None = None) -> Array:
-    case = inputs.case
-    key_cache, value_cache = inputs.caches(ops.device)
-    return ops.paged_attention(
-        from_numpy(inputs.q, ops.device),
-        key_cache,
-        value_cache,
-        inputs.metadata(ops.device),
-        scale=case.scale,
-        sliding_window=case.sliding_window,
-        soft_cap=case.soft_cap,
-        out=out,
-    ).numpy()
-
-
 @pytest.mark.parametrize("case", EVERY_CASE, ids=lambda case: case.name)
 def test_paged_attention(case: AttentionCase, cuda_ops: CudaOps, cpu_ops: CpuOps, no_transfers: NoTransfers) -> None:
     inputs = AttentionInputs(case)
@@ -104,20 +87,6 @@ def test_the_portable_kernel_and_that_of_sm_90a_agree(case: AttentionCase, cuda_
     portable = CudaOps(cuda_ops.device)
     portable.attention_kernels.restrict(without=["sm90_prefill"])
     assert_close(attend(portable, inputs), expected, case.dtype)
-
-
-GROWING_ROWS = ((60, 600), (1, 300), (7, 500))
-
-
-def grow(inputs: AttentionInputs) -> None:
-    """Scores of each 128 keys are of another size: from a row's last key to its first, the way of prompts, they grow by
-    far more than 2^8, fall, and grow again."""
-    for row, (_, context) in enumerate(inputs.case.rows):
-        slots = np.arange(context)
-        block, offset = inputs.block_tables[row, slots // inputs.case.block_size], slots % inputs.case.block_size
-        sizes = np.array([30, 3, 8, 1, 1], np.float32)[slots // 128]
-        grown = inputs.key_cache[block, :, offset].astype(np.float32) * sizes[:, None, None]
-        inputs.key_cache[block, :, offset] = grown.astype(inputs.case.dtype)
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
@@ -174,22 +143,6 @@ SPLIT_CASES = [
         for head_dim in (64, 128)
     ],
 ]
-
-
-def poison_splits(ops: CudaOps) -> Tensor | None:
-    """Where splits of keys leave their results, all NaN; None where keys are never split."""
-    if ops.device.arch != "90a":
-        return None
-    partials = sm90_prefill.splits_of(ops.attention_memory).partials
-    partials.upload(np.full(partials.shape, np.nan, np.float32))
-    return partials
-
-
-def assert_splits_are_done(ops: CudaOps) -> None:
-    if ops.device.arch == "90a":
-        assert not sm90_prefill.splits_of(ops.attention_memory).arrivals.numpy().any(), (
-            "the next launch finds counters that are not 0"
-        )
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)

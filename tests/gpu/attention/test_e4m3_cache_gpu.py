@@ -20,7 +20,7 @@ from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES
 from tessera.engine.ops.cuda.types import HALF_BYTES
 from tessera.engine.ops.interface import HeadTransform, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy
-from tests.gpu.attention.test_attention_gpu import GROWING_ROWS, grow
+from tests.gpu.attention.rows import GROWING_ROWS, grow
 from tests.gpu.conftest import NoTransfers
 from tests.support.cases.op_cases import (
     DECODE_ROWS,

@@ -19,7 +19,7 @@ from tessera.engine.runner.head import ClassifierHead
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.scorer import Scorer
 from tessera.engine.tensor import CPU, float32, from_numpy
-from tests.engine.golden.test_embeddings_models import golden, minilm
+from tests.engine.golden.embedders import golden, minilm
 from tests.gpu.conftest import NoTransfers
 from tests.support.cases.op_cases import DTYPES, poisoned, random_angles, random_array
 from tests.support.decoder_harness import relative_error

@@ -22,6 +22,7 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, AddedNorm,
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tests.gpu.conftest import NoTransfers
+from tests.gpu.ops.shapes import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
 from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 from tests.support.cases.op_cases import DTYPES, mixed_weight, poisoned, random_array
 from tests.support.references import reference
@@ -32,8 +33,6 @@ Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 
-NUM_ROWS = [0, 1, 2, 3, 4, 5, 7, 16, 17, 64, 129, 300]
-WIDTHS = [1, 8, 31, 64, 172, 1000, 4096]
 ROW_SHAPES = [(0, 8), (1, 1), (2, 8), (3, 31), (17, 64), (129, 172), (300, 1000), (7, 4096), (2, 12289)]
 
 # Applied to each implementation, its inputs as tensors of its device.
@@ -91,8 +90,6 @@ def test_matmul(
         assert_close(logits.numpy(), plain[:m], float32, typical=k**0.5)
 
 
-FUSED_ROWS = [1, 2, 3, 4, 8, 16, 33, 64, 130]
-FUSED_SHAPES = [(1, 2), (31, 8), (64, 64), (172, 34), (1000, 1000), (1024, 6144), (4096, 512), (5128, 64)]
 FUSED_SHAPES += [(1096, 6000), (264, 7400), (264, 16200)]  # every variant for few rows, also for several tiles a block
 FUSED_SHAPES += [(264, 2000), (1544, 2600), (1032, 4400), (2312, 4400)]  # two, three and five units of eight a block
 FUSED_SHAPES += [(10240, 64)]  # the longest of the single rows that stay in shared memory

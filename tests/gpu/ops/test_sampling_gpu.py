@@ -12,6 +12,7 @@ from tessera.engine.ops.cpu.philox import keys_of_seeds, philox4x32_10
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import CPU, Device, Tensor, from_numpy
 from tests.gpu.conftest import NoTransfers
+from tests.gpu.ops.sampled import Array, sample, varied_logits, varied_settings
 from tests.support.cases.sampling_cases import (
     KEPT,
     N_SIGMA,
@@ -30,14 +31,17 @@ from tests.support.cases.sampling_cases import (
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
     from tessera.engine.ops.cuda import CudaOps
+from typing import TYPE_CHECKING
 
-pytestmark = pytest.mark.gpu
+if TYPE_CHECKING:
+    pass
+from typing import TYPE_CHECKING
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    pass
+
+
 SEED = 20261121
-VOCAB_SIZES = (1, 2, 31, 512, 32000, 151936)
-ROWS = (0, 1, 3, 64)
-SCORE_TOLERANCE = 1e-4
 
 
 @pytest.fixture
@@ -46,45 +50,11 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(SEED)
 
 
-def varied_logits(rng: np.random.Generator, rows: int, vocab_size: int) -> Array:
-    """Every shape of row that the filters tell apart: spread, peaked, flat, clustered, tied, partly impossible."""
-    logits = np.empty((rows, vocab_size), np.float32)
-    shapes = ["spread", "peaked", "flat", "clustered", "close", "tied", "holes"]
-    for i in range(rows):
-        shape = shapes[i % len(shapes)]
-        row = rng.normal(0, 3, vocab_size)
-        if shape == "peaked":
-            row[rng.integers(vocab_size)] += 25
-        elif shape == "flat":
-            row[:] = rng.normal()
-        elif shape == "clustered":  # all in a few bins of the first round
-            row *= 1e-3
-        elif shape == "close":  # all in one bin of the second round
-            row *= 1e-6
-        elif shape == "tied":
-            row = np.round(row)
-        elif shape == "holes":
-            row[rng.random(vocab_size) < 0.5] = -np.inf
-            row[rng.integers(vocab_size)] = 1.0
-        logits[i] = row
-    return logits
+pytestmark = pytest.mark.gpu
 
-
-def varied_settings(rng: np.random.Generator, rows: int) -> dict[str, Any]:
-    return {
-        "seed": rng.integers(0, 2**64, rows, dtype=np.uint64),
-        "position": rng.integers(0, 2**20, rows),
-        "temperature": rng.choice([0.0, 1e-4, 0.7, 1.0, 2.0], rows, p=[0.1, 0.1, 0.3, 0.3, 0.2]),
-        "top_k": rng.choice([0, 1, 2, 20, 5000, 2**31 - 1], rows),
-        "top_p": rng.choice([1.0, 0.95, 0.5, 1e-6], rows),
-        "min_p": rng.choice([0.0, 0.0, 0.01, 0.3, 1.0], rows),
-        "top_n_sigma": rng.choice([0.0, 0.0, 0.3, 1.0, 2.5], rows),
-    }
-
-
-def sample(ops: Ops, logits: Array, device: Device, filtered: bool, **settings: Any) -> Array:
-    parameters = make_rows(device, len(logits), **settings)
-    return ops.sample(from_numpy(logits, device), parameters, filtered=filtered).numpy()
+VOCAB_SIZES = (1, 2, 31, 512, 32000, 151936)
+ROWS = (0, 1, 3, 64)
+SCORE_TOLERANCE = 1e-4
 
 
 def only(probabilities: list[float], ids: set[int]) -> list[float]:

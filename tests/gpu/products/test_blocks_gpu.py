@@ -563,7 +563,7 @@ def dequantized(ops: CudaOps, weight: LinearWeight, dtype: np.dtype[Any]) -> Arr
 def test_a_file_loads_into_packed_parts(tmp_path: Path, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through staging memory that is used again; matrices of several types, and rows in another order."""
     pytest.importorskip("gguf")
-    from tests.engine.gguf.test_gguf_models import quantized
+    from tests.engine.gguf.quantized import quantized
 
     monkeypatch.setattr(stream, "STAGED_BYTES", 5000)
     path, folder = quantized(tmp_path, "Q4_K", "Q6_K", "Q8_0", "F32", "MXFP4")

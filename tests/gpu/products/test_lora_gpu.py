@@ -12,7 +12,7 @@ import pytest
 from tessera.engine.adapters.reader import read_adapter
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.sampling_params import SamplingParams
-from tessera.engine.formats import AdapterRows, AdapterSelection, Int8RowsFormat, LinearWeight, LoraStack, WeightPart
+from tessera.engine.formats import Int8RowsFormat, LinearWeight, WeightPart
 from tessera.engine.models.config import load_config
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
@@ -23,6 +23,7 @@ from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, Prologue, RMSNorm
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy
+from tests.gpu.products.adapters import Array, rows_of, stack_of
 from tests.support.cases.op_cases import poisoned, random_array
 from tests.support.decoder_harness import Row, relative_error, scattered_blocks, step_batch
 from tests.support.models.tiny_adapters import TinyAdapter
@@ -31,44 +32,7 @@ from tests.support.references.reference import assert_close
 
 pytestmark = pytest.mark.gpu
 
-Array = np.ndarray[Any, Any]
 DTYPES = [float32, float16, bfloat16]
-
-
-def rows_of(ops: Ops, slots: Array, num_slots: int) -> AdapterRows:
-    size = ops.row_groups_size(len(slots), num_slots)
-    groups = from_numpy(np.full(size, -7, np.int32), ops.device) if size else None
-    rows = AdapterRows(from_numpy(slots.astype(np.int32), ops.device), groups)
-    ops.group_rows(rows, num_slots)
-    return rows
-
-
-def stack_of(
-    ops: Ops,
-    dtype: Any,
-    columns: int,
-    part_rows: tuple[int, ...],
-    ranks: tuple[int, ...],
-    max_rank: int,
-    num_rows: int,
-    room: int = 1,
-) -> LoraStack:
-    """The first part of slot 0 has no adapter; beyond a slot's rank all is 0, as slots are filled. `room`: for so many
-    slices of the width."""
-    count, parts = len(ranks), len(part_rows)
-    a = random_array(11, (count, parts, max_rank, columns), dtype, 0.2)
-    b = random_array(12, (count, sum(part_rows), max_rank), dtype, 0.2)
-    for slot, rank in enumerate(ranks):
-        a[slot, :, rank:] = 0
-        b[slot, :, rank:] = 0
-    factors = np.linspace(0.5, 2.0, count * parts, dtype=np.float32).reshape(count, parts)
-    factors[0, 0] = 0
-    selection = AdapterSelection(
-        from_numpy(np.array(ranks, np.int32), ops.device),
-        from_numpy(np.full(room * num_rows * parts * max_rank, np.nan, np.float32), ops.device),
-    )
-    tensors = [from_numpy(array, ops.device) for array in (a, b, factors)]
-    return LoraStack(tensors[0], tensors[1], tensors[2], part_rows, selection)
 
 
 @pytest.mark.parametrize(("num_rows", "num_slots"), [(1, 1), (37, 3), (70, 16), (2100, 300)])

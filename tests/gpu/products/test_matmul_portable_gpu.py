@@ -10,15 +10,10 @@ import pytest
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cuda.linear.portable import (
     LOGITS_TILES,
-    MATMUL,
-    MATMUL_SPLIT,
     SPLIT_CHOICES,
     TILES,
-    MatmulParams,
     Tile,
 )
-from tessera.engine.ops.cuda.types import cuda_type
-from tessera.engine.tensor import Tensor
 from tests.gpu.conftest import NoTransfers
 from tests.gpu.products.checks import (
     HALVES,
@@ -29,6 +24,7 @@ from tests.gpu.products.checks import (
     check_that_a_chain_waits,
     product,
 )
+from tests.gpu.products.portable import launch, name
 
 pytestmark = pytest.mark.gpu
 
@@ -36,41 +32,6 @@ CHOICES = [*((tile, 1) for tile in TILES), *SPLIT_CHOICES]
 LARGE_PRODUCT = 1000  # rows from which a shape says nothing more about these kernels
 CASES = [index for index, (m, _, _) in enumerate(SHARING_SHAPES) if m < LARGE_PRODUCT]
 LOGITS_SHAPES = [(33, 1096, 1000), (130, 64, 5000), (17, 1544, 34)]
-
-
-def name(choice: tuple[Tile, int]) -> str:
-    tile, splits = choice
-    return f"{tile.m}x{tile.n}x{splits}"
-
-
-def launch(
-    device: CudaDevice,
-    choice: tuple[Tile, int],
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    *,
-    accumulate: bool = False,
-) -> None:
-    """The kernel of this tile, whatever `choose_tile` would say; skips where blocks cannot share one."""
-    (tile, splits), (m, k), n = choice, x.shape, weight.shape[0]
-    spec, template = MATMUL, tile.template(cuda_type(x.dtype), cuda_type(out.dtype), aligned=True)
-    if splits > 1:
-        spec, template = MATMUL_SPLIT, (*template[:-1], str(splits))
-    if not spec.supports(device.arch):
-        pytest.skip(f"{spec.name} does not run on {device.arch}")
-    params = MatmulParams(
-        x=x,
-        weight=weight,
-        bias=bias,
-        out=out,
-        num_rows=m,
-        out_features=n,
-        in_features=k,
-        accumulate=accumulate,
-    )
-    device.launch(spec, template, tile.config(m, n, splits), params)
 
 
 @pytest.mark.parametrize("index", CASES)
