@@ -201,6 +201,7 @@ def test_requests_are_answered_and_the_server_ends_without_a_collector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never answers
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         settings = settings_for(write_model_folder(tmp_path), otlp_traces_endpoint=endpoint)
@@ -209,6 +210,10 @@ def test_requests_are_answered_and_the_server_ends_without_a_collector(
                 assert httpx.post(f"{url}/v1/completions", json=BODY).status_code == 200
             began = time.perf_counter()
         assert time.perf_counter() - began < 5.0
+    for thread in threading.enumerate():  # which would go on under the next tests
+        if thread.name == "end of tracing":
+            thread.join(20.0)
+            assert not thread.is_alive()
 
 
 def test_the_protocol_is_that_of_the_url_or_of_opentelemetrys_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,7 @@ from tessera.engine.tensor import (
 )
 
 SMALLEST_SHARED_BYTES = 99 << 10  # what a block may use on sm_86, 89 and 120
-
-
 LARGE_SHARED_BYTES = 227 << 10  # sm_90, 100
-
-
 C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
     "int": int32,
     "signed char": int8,
@@ -34,8 +30,6 @@ C_TYPES = {name: dtype for dtype, name in C_TYPE_NAMES.items()} | {
     "unsigned": uint32,
     "unsigned long long": uint64,
 }
-
-
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 
 

@@ -19,14 +19,8 @@ from tests.cuda.sm90_device import H200, SHARED_BYTES
 from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE = 16
-
-
 MAX_NUM_SEQS = 64
-
-
 MAX_MODEL_LEN = 2048
-
-
 BLOCKS_PER_SEQ = MAX_MODEL_LEN // BLOCK_SIZE
 
 

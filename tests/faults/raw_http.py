@@ -10,8 +10,6 @@ import orjson
 from tests.support.servers.surface_fixtures import PATIENCE
 
 TEXT = {"model": "tiny", "prompt": "hi"}
-
-
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: tiny\r\ncontent-type: application/json\r\n"
 
 

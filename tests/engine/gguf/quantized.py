@@ -16,11 +16,7 @@ from tests.support.cases.gguf_blocks import random_blocks
 from tests.support.models.tiny_models import TINY_MODELS, TinyModel, build, make_tensors, write_safetensors
 
 Array = np.ndarray[Any, Any]
-
-
 QUANTIZED = list(BLOCK_FORMATS)
-
-
 WIDE = TinyModel(
     "llama-wide",
     {**TINY_MODELS["llama"].config, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2},

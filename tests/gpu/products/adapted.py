@@ -22,14 +22,8 @@ from tests.support.cases.op_cases import poisoned, random_array
 from tests.support.references.reference import assert_close
 
 Array = np.ndarray[Any, Any]
-
-
 PLANS = [plan for plan in sm90.PLANS if plan.tile.warpgroups_m == 1]
-
-
 RANKS = (16, 9, 0, 16, 3, 16)
-
-
 PARTS = {"plain": (320,), "parts": (128, 64, 88), "accumulate": (264,), "gate": (136, 136)}
 
 

@@ -12,8 +12,6 @@ from tessera.engine.tensor import bfloat16, empty, float16, from_numpy
 from tests.support.cases.op_cases import random_angles, random_array
 
 Array = np.ndarray[Any, Any]
-
-
 DTYPES = {"bfloat16": bfloat16, "float16": float16}
 
 

@@ -1,4 +1,4 @@
-"""Requests for embeddings: vectors that are made up, and a tokenizer for them."""
+"""What embeds in a server under test: its description, vectors that are made up, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from tessera.engine.contract.messages import EmbeddingInfo
 from tests.support.models.tiny_encoder import CLS, SEP, VOCAB
 
 Vectors: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-
-
 DIMENSION = 8
-
-
 MAIN = EmbeddingInfo(
     role="main",
     architecture="FakeForCausalLM",
@@ -25,8 +21,6 @@ MAIN = EmbeddingInfo(
     vocab_size=512,
     max_input_tokens=16,
 )
-
-
 BESIDE = EmbeddingInfo(
     role="beside",
     architecture="BertModel",
