@@ -54,7 +54,7 @@ THOROUGH = (
     *(f"app/openai/test_{name}" for name in ("batches", "fine_tuning", "responses_store")),
     *("app/engines/test_model_turns", "app/openapi/test_schemathesis", "app/routing/test_replicated_client"),
     *("app/tools/test_tools_grammar", "app/test_train"),
-    *("cuda/test_compile.py::test_every", "cuda/test_launch_steps"),
+    *("cuda/test_compile.py::test_every", "cuda/launches/test_launch_steps"),
     *(f"engine/ipc/test_{name}" for name in ("client", "process")),
     *(f"engine/training/test_{name}" for name in ("moments", "pretraining", "training_run")),
     *("engine/collectives/test_tensor_parallel", "engine/core/test_embeddings_engine", "engine/grammar/test_grammar"),

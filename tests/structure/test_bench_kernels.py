@@ -14,7 +14,7 @@ from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
 from tests.bench import cache_kernels, kernels, order_of_sums
 from tests.bench.__main__ import kernel_table
-from tests.cuda.sm90_device import Sm90Device
+from tests.cuda.launches.sm90_device import Sm90Device
 
 
 class BenchDevice(Sm90Device):

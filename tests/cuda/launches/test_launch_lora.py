@@ -23,7 +23,7 @@ from tessera.engine.ops.cuda.lora.expand import expand_config
 from tessera.engine.ops.cuda.lora.shapes import expand_shape
 from tessera.engine.ops.cuda.lora.shrink import shrink_config
 from tessera.engine.runner.model_runner import ModelRunner
-from tests.cuda.step_launches import StepDevice, batch_of, launches_of
+from tests.cuda.launches.steps import StepDevice, batch_of, launches_of
 from tests.support.models.tiny_adapters import TinyAdapter
 from tests.support.paths import BUILTIN
 

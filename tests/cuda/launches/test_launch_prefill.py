@@ -8,7 +8,7 @@ import pytest
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill, widen
 from tessera.engine.tensor import bfloat16, empty, float16, float32, uint8
-from tests.cuda.launches import WritingDevice, attention_step, check_params
+from tests.cuda.launches.written import WritingDevice, attention_step, check_params
 
 SM90_SHARED_BYTES = 227 << 10
 STATIC_BYTES = 2000  # at most: barriers, tiles of queries, their scales

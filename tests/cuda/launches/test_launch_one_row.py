@@ -20,8 +20,8 @@ from tessera.engine.ops.cuda.quant import fixed_row, product, sm90_row, sm90_row
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty
 from tests.bench import block_kernels
-from tests.cuda.launches import Launch, check_params
-from tests.cuda.sm90_device import Sm90Device
+from tests.cuda.launches.sm90_device import Sm90Device
+from tests.cuda.launches.written import Launch, check_params
 
 MULTIPROCESSOR_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10
 STATIC_BYTES = 128  # of `fp8_decode_kernel` and `block_matmul_kernel`, at most

@@ -20,8 +20,8 @@ from tessera.engine.ops.cuda.linear.sm90 import (
 from tessera.engine.ops.cuda.linear.sm90_kernels import MAX_STAGES, SM90_MATMUL_WIDE, SPLITTABLE_N, TILE_K
 from tessera.engine.ops.cuda.types import ceil_div, cuda_type
 from tessera.engine.tensor import Buffer, Tensor, bfloat16, empty, float16, float32
-from tests.cuda.launches import Launch
-from tests.cuda.sm90_device import H200, SHARED_BYTES, Sm90Device
+from tests.cuda.launches.sm90_device import H200, SHARED_BYTES, Sm90Device
+from tests.cuda.launches.written import Launch
 from tests.support.cases.linear_calls import product_silu_mul
 
 HALF_IDLE = (114, 57, 0, 25, 0, 0, 0, 0)  # a device whose multiprocessors are grouped otherwise

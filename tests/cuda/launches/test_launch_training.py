@@ -29,8 +29,8 @@ from tessera.engine.ops.training.interface import PackedSequences
 from tessera.engine.tensor import CPU, Buffer, Tensor, bfloat16, empty, float16, float32, from_numpy
 from tessera.engine.training.optimizers.muon import Muon, MuonSettings
 from tessera.engine.training.parameters import Parameter
-from tests.cuda.launches import Launch, WritingDevice, check_params
-from tests.cuda.step_launches import StepDevice, Written
+from tests.cuda.launches.steps import StepDevice, Written
+from tests.cuda.launches.written import Launch, WritingDevice, check_params
 
 SMALLEST_SHARED_BYTES = 99 << 10  # of a block, of compute capability 8.6, 8.9 and 12.0
 

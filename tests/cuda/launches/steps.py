@@ -14,8 +14,8 @@ from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Buffer, Device, HostMemory, Mark, Tensor
-from tests.cuda.launches import Launch, check_launch
-from tests.cuda.sm90_device import H200, SHARED_BYTES
+from tests.cuda.launches.sm90_device import H200, SHARED_BYTES
+from tests.cuda.launches.written import Launch, check_launch
 from tests.support.decoder_harness import Row, step_batch
 
 BLOCK_SIZE = 16

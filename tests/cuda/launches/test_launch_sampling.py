@@ -10,7 +10,7 @@ from tessera.engine.contract.sampling_row import SAMPLING_ROW
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
 from tessera.engine.ops.cuda import CudaOps, sampling
 from tessera.engine.tensor import empty, float32, int32
-from tests.cuda.launches import Launch, WritingDevice, check_launch
+from tests.cuda.launches.written import Launch, WritingDevice, check_launch
 
 SM90 = ("90a", 227 << 10)
 SM80 = ("80", 163 << 10)

@@ -31,7 +31,7 @@ from tessera.engine.tensor import (
     float32,
     uint8,
 )
-from tests.cuda.launches import WritingDevice, attention_step, check_launch
+from tests.cuda.launches.written import WritingDevice, attention_step, check_launch
 from tests.gpu.ops.shapes import FUSED_ROWS, FUSED_SHAPES, NUM_ROWS, WIDTHS
 from tests.support.cases.linear_calls import norm_product, norm_product_silu_mul, product_silu_mul
 

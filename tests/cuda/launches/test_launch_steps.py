@@ -24,7 +24,7 @@ from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.bench.models import write_model
-from tests.cuda.step_launches import BLOCKS_PER_SEQ, MAX_MODEL_LEN, MAX_NUM_SEQS, StepDevice, batch_of, launches_of
+from tests.cuda.launches.steps import BLOCKS_PER_SEQ, MAX_MODEL_LEN, MAX_NUM_SEQS, StepDevice, batch_of, launches_of
 from tests.support.paths import BUILTIN
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig
-from tests.cuda.launches import WritingDevice
+from tests.cuda.launches.written import WritingDevice
 
 H200 = (132, 66, 39, 30, 22, 17, 15, 15)  # clusters of 1, 2, ... blocks that run at a time
 SHARED_BYTES = 227 << 10
