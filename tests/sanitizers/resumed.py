@@ -4,9 +4,9 @@ COLLECTED gets all tests that there are. Of those in DONE_BEFORE, and of the cas
 that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a run
 which is killed has said it, too. SECONDS gets how long each took.
 
-A tool keeps memory of the device for each kernel that a process has launched, and a finding may end a process's use of
-the device. So a process of pytest-xdist ends in front of its next test where the device has little memory left, or does
-not answer, and another one takes its place. PUT_OFF gets the tests that have not run for that.
+A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
+process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
+another one takes its place. PUT_OFF gets the tests that have not run for that.
 """
 
 from __future__ import annotations
@@ -59,8 +59,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Other processes need the memory that this one keeps for later tests."""
+    if "cuda_device" not in getattr(item, "fixturenames", ()):
+        return
     device = getattr(item, "funcargs", {}).get("cuda_device")
-    if device is None:
+    if device is None:  # there was no room for it
+        item.config.stash[USED_UP] = True
         return
     try:
         device.empty_cache()

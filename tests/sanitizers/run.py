@@ -46,7 +46,8 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        return self.code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) and not self.found
+        ran = self.code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        return ran and not self.accounts and not self.found
 
 
 def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, seconds: float, logs: Path) -> Outcome:
@@ -62,17 +63,18 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
     end = time.monotonic() + seconds
     found: Counter[Report] = Counter()
     done: set[str] = set()
+    accounts: dict[str, str] = {}
     for turn in itertools.count(1):
-        files["DONE_BEFORE"].write_text("".join(f"{name}\n" for name in sorted(skipped | done)))
+        ended = done | accounts.keys()
+        files["DONE_BEFORE"].write_text("".join(f"{name}\n" for name in sorted(skipped | ended)))
         files["PUT_OFF"].unlink(missing_ok=True)
         log, report = (logs.absolute() / f"{tool}-{name}-{turn}.log" for name in ("tests", "tool"))
         code = run(_command(tool, workers, report, tests), variables, end - time.monotonic(), log)
         found += reports_of(report.read_text(errors="replace") if report.exists() else "")
-        before, done = done, set(_lines(files["DONE"]))
-        if code is None or not files["PUT_OFF"].exists() or done == before:
+        done, accounts = set(_lines(files["DONE"])), accounts_of(files["FAILURES"])
+        if code is None or not files["PUT_OFF"].exists() or ended == done | accounts.keys():
             break
-    accounts, taken = accounts_of(files["FAILURES"]), _seconds_of(files["SECONDS"])
-    return Outcome(code, _lines(files["COLLECTED"]), done, accounts, found, taken)
+    return Outcome(code, _lines(files["COLLECTED"]), done, accounts, found, _seconds_of(files["SECONDS"]))
 
 
 def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
