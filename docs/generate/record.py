@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from docs.generate.paths import FIGURES, ROOT
+from docs.generate.paths import FIGURES
+from tests.support.checkout import current_commit
 
 SHAPE = ("model", "concurrency", "input_len", "output_len", "stream", "cached", "streams")
 PARTS = ("loads", "streams", "prompts", "start", "interference", "client")
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--commit", help="what was measured (default: the current one)")
     options = parser.parse_args()
     measured = json.loads(options.bench.read_text())
-    commit = options.commit or _commit()
+    commit = options.commit or current_commit()
     if options.part:
         record_model(options, measured["loads"], commit)
         return
@@ -50,11 +50,6 @@ def main() -> None:
         if measured.get(name):
             record(figures[name], measured[name], commit, options.device, date.today().isoformat())
     path.write_text(dumps(figures))
-
-
-def _commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def record_model(options: argparse.Namespace, loads: list[dict[str, Any]], commit: str) -> None:

@@ -26,7 +26,7 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
-from tests.bench.steps import BLOCK_SIZE
+from tests.bench.steps import BLOCK_SIZE, add_arguments, settings_of
 
 # Runs with a checkout's modules, which may be older than this one.
 WORKER = """
@@ -110,30 +110,20 @@ def compared(found: dict[Case, list[list[float]]], names: list[str]) -> Table:
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, argparse.Namespace]:
-    """What stands before -- and behind it."""
+    """The options in front of `--`, and those behind it."""
     own = argparse.ArgumentParser(prog="python -m tests.bench.compare_steps", description=__doc__)
     own.add_argument("checkouts", type=Path, nargs="+")
     own.add_argument("--rounds", type=int, default=4)
     steps = argparse.ArgumentParser(prog="python -m tests.bench.compare_steps CHECKOUT... --")
-    steps.add_argument("model")
-    steps.add_argument("rows", type=int, nargs="+", help="sequences in a step")
-    steps.add_argument("--prompt", type=int, nargs="+", default=[0], metavar="TOKENS", help="of a prompt beside them")
-    steps.add_argument("--context", type=int, default=384)
-    steps.add_argument("--kv-cache-dtype", default="auto")
-    steps.add_argument("--quantization", default="none")
+    add_arguments(steps)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return own.parse_args(arguments[:end]), steps.parse_args(arguments[end + 1 :])
 
 
-def settings_of(steps: argparse.Namespace) -> dict[str, object]:
-    """As little of a KV cache as the steps need, since all checkouts share the memory."""
+def shared_settings(steps: argparse.Namespace) -> dict[str, object]:
+    """With as little of a KV cache as the steps need, since all checkouts share the memory."""
     tokens = max(rows * (steps.context + SPARE) + prompt for rows in steps.rows for prompt in steps.prompt)
-    return {
-        "kv_cache_dtype": steps.kv_cache_dtype,
-        "quantization": steps.quantization,
-        "max_num_seqs": max(steps.rows) + 1,
-        "num_kv_blocks": (tokens + MOST_TOKENS) // BLOCK_SIZE,
-    }
+    return {**settings_of(steps), "num_kv_blocks": (tokens + MOST_TOKENS) // BLOCK_SIZE}
 
 
 def main() -> None:
@@ -142,7 +132,7 @@ def main() -> None:
     names = [str(checkout) for checkout in options.checkouts]
     found: defaultdict[Case, list[list[float]]] = defaultdict(lambda: [[] for _ in names])
     checkouts = [checkout.resolve() for checkout in options.checkouts]
-    with workers_of(checkouts, {"model": steps.model, "settings": settings_of(steps)}) as workers:
+    with workers_of(checkouts, {"model": steps.model, "settings": shared_settings(steps)}) as workers:
         for turn in range(options.rounds):
             for case in cases:
                 order = range(len(workers)) if turn % 2 == 0 else reversed(range(len(workers)))

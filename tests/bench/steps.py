@@ -183,8 +183,8 @@ def profile_batches(runner: ModelRunner, batches: list[StepBatch]) -> list[tuple
     return sorted(table, key=lambda row: -row[2])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What says which steps are measured."""
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)
@@ -193,13 +193,23 @@ def main() -> None:
     )
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--quantization", choices=get_args(QuantizationName), default="none")
+
+
+def settings_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Of the engine, by these arguments."""
+    most_rows = max(256, max(options.rows) + any(options.prompt))
+    quantised = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
+    return {**quantised, "max_num_seqs": most_rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.steps", description=__doc__)
+    add_arguments(parser)
     parser.add_argument("--apart", action="store_true", help="rows of different tokens, and so of different experts")
     parser.add_argument("--profile", action="store_true", help="each kernel of a step (needs PyTorch)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
-        settings = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
-        settings["max_num_seqs"] = max(256, max(options.rows) + any(options.prompt))
-        config = engine_config(options.model, Path(work), **settings)
+        config = engine_config(options.model, Path(work), **settings_of(options))
         begin = time.perf_counter()
         runner = make_runner(config, CudaDevice())
         print(f"{options.model}: ready in {time.perf_counter() - begin:.2f} s")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.clients.catalogue import CLIENTS
+from tests.support.checkout import current_commit
 from tests.support.paths import ROOT
 
 FIGURES = ROOT / "docs" / "figures" / "clients.json"
@@ -110,9 +110,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def record(found: list[dict[str, Any]]) -> None:
     """Replace the rows of these clients."""
-    head = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(head, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-    run = {"commit": commit, "date": date.today().isoformat()}
+    run = {"commit": current_commit(), "date": date.today().isoformat()}
     kept = {row["client"]: row for row in json.loads(FIGURES.read_text())["rows"]}
     kept |= {row["client"]: {**row, **run} for row in found}
     lines = ",\n".join(f"  {json.dumps(kept[name], ensure_ascii=False)}" for name in CLIENTS if name in kept)

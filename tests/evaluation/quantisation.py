@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from datetime import date
@@ -30,6 +29,7 @@ from tessera.engine.builtin.training.render import render
 from tests.evaluation.forms import PLAIN, PROMISED, SIXTEEN_BITS, WAYS, Forms, Loaded
 from tests.evaluation.judge import SPLITS
 from tests.evaluation.scoring import Pairs, Scores, Text, in_steps
+from tests.support.checkout import current_commit
 
 # Of a model with cases: how many only 16 bits, and only this way, has right; and the interval of the difference.
 CASE_COLUMNS = ("cases", "right, %", "only 16 bits, only this", "points from 16 bits, 95 %")
@@ -101,13 +101,12 @@ def _row(scores: Scores, sixteen: Scores, loaded: Loaded) -> Row:
 
 def part_of(title: str, rows: Rows, command: str) -> dict[str, Any]:
     """A part of `docs/figures/quantisation.json`."""
-    commit = subprocess.run(("git", "rev-parse", "--short", "HEAD"), check=True, capture_output=True, text=True)
     plain = rows[PLAIN]
     assert plain is not None
     columns = [title, "KiB", *(CASE_COLUMNS if plain.pairs else ()), "difference, 0.001", "KL, 0.001"]
     return {
         "date": date.today().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": current_commit(),
         "device": "CPU, products in float32",
         "command": command,
         "columns": columns,

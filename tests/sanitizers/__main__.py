@@ -10,7 +10,6 @@ or the tool has found something.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from datetime import date
@@ -21,14 +20,13 @@ from rich.console import Console
 from tests.sanitizers import record
 from tests.sanitizers.run import run_rounds
 from tests.sanitizers.tables import failed_table, found_table, longest_table
+from tests.support.checkout import current_commit
 from tests.support.paths import ROOT
-
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sanitizers", description=__doc__)
-    parser.add_argument("tool", choices=TOOLS)
+    parser.add_argument("tool", choices=record.TOOLS)
     parser.add_argument("tests", nargs="*", help="files or functions; all if there are none")
     parser.add_argument("--workers", type=int, default=8, help="processes; each needs a few GiB of a GPU's memory")
     parser.add_argument("--seconds", type=float, default=3600.0)
@@ -65,11 +63,6 @@ def main() -> int:
     if outcome.found:
         console.print(found_table(outcome.found))
     return 0 if outcome.passed else 1
-
-
-def current_commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tests.sanitizers.reports import Report
 
+TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -1,8 +1,8 @@
 """A pytest plugin, `-p tests.sanitizers.resumed`, whose files environment variables name.
 
-COLLECTED gets all tests that there are. Of those in DONE_BEFORE, and of the cases of functions there, none runs. Those
-that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a run
-which is killed has said it, too. SECONDS gets how long each took.
+COLLECTED gets all tests that were asked for. Of those in DONE_BEFORE, and of the cases of functions there, none runs.
+Those that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a
+run which is killed has said it, too. SECONDS gets how long each took.
 
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
@@ -38,6 +38,7 @@ def add(name: str, line: str) -> None:
         added.write(f"{line}\n")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     before = lines("DONE_BEFORE")
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
@@ -74,11 +75,13 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In one process alone: those of pytest-xdist send their reports to their parent."""
-    if "PYTEST_XDIST_WORKER" in os.environ or report.nodeid in lines("PUT_OFF"):
+    if "PYTEST_XDIST_WORKER" in os.environ:
         return
     if report.when == "call":
         add("SECONDS", f"{report.duration:.1f} {report.nodeid}")
     if report.failed:
+        if report.nodeid in lines("PUT_OFF"):
+            return
         FAILED.add(report.nodeid)
         add("FAILURES", json.dumps({"test": report.nodeid, "account": report.longreprtext}))
     elif report.when == "teardown" and report.nodeid not in FAILED:

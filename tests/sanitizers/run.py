@@ -46,7 +46,8 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        ran = self.code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        has_nothing_left = self.code == pytest.ExitCode.NO_TESTS_COLLECTED and bool(self.collected)
+        ran = self.code == pytest.ExitCode.OK or has_nothing_left
         return ran and not self.accounts and not self.found
 
 

@@ -1,4 +1,4 @@
-"""What a run under a tool has found, as tables."""
+"""Tables of a run's failures and findings."""
 
 from __future__ import annotations
 

@@ -119,6 +119,14 @@ def test_a_run_leaves_out_what_is_skipped(run_file: Callable[..., Outcome]) -> N
     assert names(rest.done) == ["test_not_here"]
 
 
+def test_a_run_without_tests_has_not_passed_unless_all_are_skipped(run_file: Callable[..., Outcome]) -> None:
+    none = run_file("def test_elsewhere(): pass\n\ndel pytestmark\n")
+    assert not none.collected
+    assert not none.passed
+    source = "def test_seen(): pass"
+    assert run_file(source, run_file(source).collected).passed
+
+
 def test_an_account_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "failures"
     file.write_text(json.dumps({"test": "test_a", "account": "E  no room"}) + '\n{"test": "killed mea')

@@ -12,9 +12,9 @@ constexpr int ROWS_THREADS = (MULTIPLYING_WARPS + STORING_WARPS + 1) * WARP_SIZE
 constexpr int ROWS_TILE = 4 * UNIT;         // rows of the weight
 constexpr int SUMS_STRIDE = ROWS_TILE + 4;  // of a token's sums, which keeps tokens in different banks
 
-// NVIDIA's synccheck ends a kernel whose warps arrive at a barrier for a phase that nobody waits for, as they
-// do at the last slot's. To ask whether it is the last costs a step of 4 rows of Llama-3.1-8B in Q4_K_M 2,046
-// us instead of 1,997, of 16 rows 2,632 instead of 2,603 (`python -m tests.bench.steps llama-8b.gguf 4 16
+// NVIDIA's synccheck aborts a kernel that arrives at a barrier in a phase that no thread waits for, as here
+// at the last slot's. Checking for the last item costs a step of 4 rows of Llama-3.1-8B in Q4_K_M 2,046 us
+// instead of 1,997, of 16 rows 2,632 instead of 2,603 (`python -m tests.bench.steps llama-8b.gguf 4 16
 // --context 640`, 2026-11-29, one NVIDIA H200).
 #ifdef FREE_SLOTS_ONCE
 constexpr bool SLOTS_ARE_FREED_ONCE = true;

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +30,7 @@ from tessera.engine.ipc.request_stream import RequestStream
 from tessera.engine.ipc.supervisor import EngineSupervisor, make_run_dir
 from tests.support.cases.token_ids import token_ids
 from tests.support.fakes.fake_client import INFO, FakeClient, always, play
+from tests.support.processes.stub_engines import until
 
 DEADLINE = 20.0  # seconds; only a failing test waits this long
 ENDLESS = SamplingParams(max_tokens=10**9)
@@ -64,13 +64,6 @@ async def replicas(num_engines: int) -> AsyncIterator[tuple[Engines, ReplicatedC
         await client.close()
         await group.stop(5.0)
         run_dir.rmdir()
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"in vain waited for: {what}"
-        await asyncio.sleep(0.01)
 
 
 def submit(client: ReplicatedClient, first: int, length: int, params: SamplingParams) -> tuple[int, RequestStream]:

@@ -23,7 +23,8 @@ from tessera.engine.runner.embedding_engine import EmbeddingEngine
 from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.runner.yes_no import yes_no_tokens
 from tessera.engine.tensor import CPU, float32
-from tests.engine.golden.scorers import encoder, scorer
+from tests.engine.golden.embedders import encoder
+from tests.engine.golden.scorers import scorer
 from tests.support.decoder_harness import DecoderHarness, relative_error
 from tests.support.models.tiny_classifiers import POSITIONS, TINY_CLASSIFIERS, WITH_HEADS, build_classifier, pair
 from tests.support.models.tiny_encoder import build_encoder

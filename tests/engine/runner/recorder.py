@@ -1,4 +1,4 @@
-"""What records CUDA graphs in the place of a device."""
+"""A stand-in for a device that captures CUDA graphs."""
 
 from __future__ import annotations
 

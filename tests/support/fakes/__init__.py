@@ -1,1 +1,1 @@
-"""What stands for a part of the server: engines, clients, ports, time."""
+"""Stand-ins for parts of the server: engines, clients, ports, time."""

@@ -36,7 +36,7 @@ async def engine(model: str = "stub", **options: Any) -> AsyncIterator[tuple[Eng
         assert not run_dir.exists()
 
 
-async def until(condition: Callable[[], bool], what: str, deadline: float = DEADLINE) -> None:
+async def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> None:
     end = time.monotonic() + deadline
     while not condition():
         assert time.monotonic() < end, f"in vain waited for: {what}"

@@ -1,4 +1,4 @@
-"""What embeds in a server under test: its description, vectors that are made up, and a tokenizer."""
+"""Embedding models of a server under test: descriptions, made-up vectors, a tokenizer."""
 
 from __future__ import annotations
 
