@@ -20,6 +20,9 @@ MAX_PREFILL_DECODE_STEPS = 3
 # in any case. So they are cut into fewer: a step may take longer, up to the time of one of them within these bounds.
 LONG_PROMPT = 1024  # tokens, of those that wait on average
 EXTRA_PER_LONG_PROMPT = 8.0  # as EXTRA_PER_PROMPT
+# Or so much for each sequence that decodes: the more there are, the more end with a step and are followed by others, and
+# a queue that has grown until steps are long enough for it stays as long as it is then.
+EXTRA_PER_LONG_PROMPT_AND_DECODE = 1.0
 MIN_LONG_PREFILL_SECONDS, MAX_LONG_PREFILL_SECONDS = 0.05, 0.1
 LONG_PREFILL_SECONDS_PER_PROMPT = 0.005  # where more prompts wait than sequences decode
 MAX_DRAIN_STEPS = 32  # the whole backlog is computed within this many steps, however slow that makes them
@@ -92,7 +95,8 @@ class PrefillBudget:
         if num_prompts > 1 and prompt_len >= LONG_PROMPT:
             least = MIN_LONG_PREFILL_SECONDS / self._seconds_per_token
             long_limit = max(min(MAX_LONG_PREFILL_SECONDS / self._seconds_per_token, prompt_len), least)
-            of_all = max(of_all, min(of_one * (1 + EXTRA_PER_LONG_PROMPT * (num_prompts - 1)), long_limit))
+            extra = max(EXTRA_PER_LONG_PROMPT, EXTRA_PER_LONG_PROMPT_AND_DECODE * num_decodes)
+            of_all = max(of_all, min(of_one * (1 + extra * (num_prompts - 1)), long_limit))
         wanted = max(of_one, of_all, MIN_PREFILL_TOKENS, backlog // MAX_DRAIN_STEPS)
         return self._rounded(wanted, most, num_decodes)
 

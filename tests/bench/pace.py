@@ -12,9 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.fakes.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
+from tests.support.fakes.virtual_engine import LLAMA_8B, LLAMA_8B_FP8, QWEN3_06B, fill_steps, run_load
 
-MODELS = {"llama-8b": LLAMA_8B, "qwen3-0.6b": QWEN3_06B}
+MODELS = {"llama-8b": LLAMA_8B, "llama-8b.fp8": LLAMA_8B_FP8, "qwen3-0.6b": QWEN3_06B}
 LOADS = ((8, 6000, 256, 32), (16, 6000, 256, 64), (32, 6000, 256, 96), (64, 2000, 256, 192), (64, 512, 256, 256))
 
 

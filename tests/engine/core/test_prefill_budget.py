@@ -7,6 +7,7 @@ import pytest
 
 from tessera.engine.core.prefill_budget import (
     EXTRA_PER_LONG_PROMPT,
+    EXTRA_PER_LONG_PROMPT_AND_DECODE,
     EXTRA_PER_PROMPT,
     LONG_PROMPT,
     MAX_DRAIN_STEPS,
@@ -24,7 +25,7 @@ from tessera.engine.core.prefill_budget import (
 )
 from tessera.engine.core.step_batch import StepBatch
 from tests.support.fakes.fake_runner import Harness
-from tests.support.fakes.virtual_engine import LLAMA_8B, QWEN3_06B, fill_steps, run_load
+from tests.support.fakes.virtual_engine import LLAMA_8B, LLAMA_8B_FP8, QWEN3_06B, fill_steps, run_load
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
@@ -97,6 +98,15 @@ def test_several_long_prompts_may_add_more_to_a_step_and_one_or_short_ones_may_n
     assert tokens(2, LONG_PROMPT - 1) == pytest.approx(alone * (1 + EXTRA_PER_PROMPT), abs=1)
     assert tokens(100, 8000) == pytest.approx(MAX_LONG_PREFILL_SECONDS / TOKEN, rel=0.01)
     assert tokens(100, 3000) == 3000, "no longer than one of them takes"
+
+
+def test_beside_many_decodes_several_long_prompts_may_add_more() -> None:
+    def tokens(num_decodes: int, num_prompts: int = 2) -> int:
+        return learned().tokens_beside_decodes(4000, 8192, num_decodes, num_prompts, 8000)
+
+    alone = tokens(24, 1)
+    assert tokens(4) == tokens(8) == pytest.approx(alone * (1 + EXTRA_PER_LONG_PROMPT), abs=8)
+    assert tokens(24) == pytest.approx(alone * (1 + 24 * EXTRA_PER_LONG_PROMPT_AND_DECODE), abs=24)
 
 
 def test_the_more_long_prompts_wait_the_longer_a_step_may_be() -> None:
@@ -176,6 +186,15 @@ def test_first_tokens_of_many_long_prompts_are_as_early_as_with_full_steps_and_g
     assert np.percentile(paced.itl, 99) < 0.6 * np.percentile(full.itl, 99)
     assert np.median(paced.tpot) < 1.02 * np.median(full.tpot)
     assert paced.throughput > 0.97 * full.throughput
+
+
+def test_a_queue_of_long_prompts_beside_many_decodes_does_not_stay() -> None:
+    """On virtual time, with the step costs of an 8 B model in FP8: a sequence ends with each long step, and the next
+    prompt is computed in one or two of them."""
+    found = run_load(LLAMA_8B_FP8, 32, 6000, 256, 192)
+    of_a_prompt = 6000 * LLAMA_8B_FP8.token
+    assert np.median(found.ttft) < 4 * of_a_prompt
+    assert np.percentile(found.itl, 99) < 1.3 * of_a_prompt
 
 
 def test_a_long_queue_is_worked_off_in_time() -> None:
