@@ -13,16 +13,16 @@ constexpr int GROUP_WARPS = WARPGROUP_SIZE / WARP_SIZE;
 constexpr int CONSUMER_WARPS = GROUPS * GROUP_WARPS;
 constexpr int CONSUMERS = CONSUMER_WARPS * WARP_SIZE;
 constexpr int THREADS = CONSUMERS + 2 * WARP_SIZE;  // a warp copies the weight, and one x
-constexpr int SUMS = ROWS / 2;                      // of a thread and a product
-static_assert(ROWS == 16, "a thread has sums of two groups of 8 tokens");
 
-// A stage of the ring: the weight's slabs, TILES products of them, and behind them the rows of x. With FOLD 2
-// a product's lower rows are the same slabs 128 further along k, and so are its right columns: its upper left
-// and lower right quarters count.
-template <int TILES_A_STAGE, int FOLDS>
+// A stage of the ring: the weight's slabs, TILES products of them, and behind them the rows of x, of which
+// there is room for ROWS. With FOLD 2 a product's lower rows are the same slabs 128 further along k, and so
+// are its right columns: its upper left and lower right quarters count.
+template <int TILES_A_STAGE, int FOLDS, int MOST_ROWS>
 struct RowsStage {
-  static constexpr int TILES = TILES_A_STAGE, FOLD = FOLDS;
+  static constexpr int TILES = TILES_A_STAGE, FOLD = FOLDS, ROWS = MOST_ROWS;
   static_assert(FOLD == 1 || (FOLD == 2 && TILES == 1), "a fold is for few slabs");
+  static_assert(ROWS % 8 == 0, "a thread has two sums of each 8 tokens and 8 rows of the weight");
+  static constexpr int SUMS = ROWS / 2;  // of a thread and a product
   static constexpr int TILE_SLABS = GROUP_WARPS / FOLD;
   static constexpr int SLABS = TILES * TILE_SLABS;
   static constexpr int COLUMNS = FOLD * ROWS;  // of a product
@@ -115,7 +115,8 @@ __device__ __forceinline__ void copy_rows(const RowsRing& ring, const BlockSlabs
 // is of two rows of a slab, 8 apart, and of two tokens. A thread has one at a time.
 template <typename T, typename Stage>
 class SlabResults {
-  static constexpr int ITEMS = Stage::TILES * (SUMS / 4) * Stage::OWNERS;
+  static constexpr int TOKEN_GROUPS = Stage::ROWS / 8;
+  static constexpr int ITEMS = Stage::TILES * TOKEN_GROUPS * Stage::OWNERS;
   static constexpr bool EARLY = ITEMS <= CONSUMERS;  // what is added comes while products run
 
  public:
@@ -145,10 +146,10 @@ class SlabResults {
     if constexpr (EARLY) load_added(Item(first_, threadIdx.x));
   }
 
-  // By all threads; of_rows [SLABS * WARP_ROWS], of_tokens [ROWS]. A barrier must follow.
+  // By all threads; of_rows [SLABS * WARP_ROWS], of_tokens [Stage::ROWS]. A barrier must follow.
   __device__ __forceinline__ void share_scales(float* of_rows, float* of_tokens) const {
     if (threadIdx.x < Stage::SLABS * WARP_ROWS) of_rows[threadIdx.x] = of_row_;
-    if (threadIdx.x < ROWS) of_tokens[threadIdx.x] = of_token_;
+    if (threadIdx.x < Stage::ROWS) of_tokens[threadIdx.x] = of_token_;
   }
 
   __device__ __forceinline__ void store(const float4* parts, const float* of_rows, const float* of_tokens) {
@@ -184,9 +185,9 @@ class SlabResults {
 
     __device__ __forceinline__ Item(int first, int item) {
       const int place = item % Stage::OWNERS;
-      slab = first + item / (Stage::OWNERS * (SUMS / 4)) * Stage::TILE_SLABS + place / WARP_SIZE;
+      slab = first + item / (Stage::OWNERS * TOKEN_GROUPS) * Stage::TILE_SLABS + place / WARP_SIZE;
       row = place % WARP_SIZE / 4;
-      token = item / Stage::OWNERS % (SUMS / 4) * 8 + place % 4 * 2;
+      token = item / Stage::OWNERS % TOKEN_GROUPS * 8 + place % 4 * 2;
     }
   };
 
@@ -230,6 +231,7 @@ class SlabResults {
 // This thread's sums of its warp group's stages, in its fold.
 template <typename Stage>
 struct SlabSums {
+  static constexpr int SUMS = Stage::SUMS;
   float of_tiles[Stage::TILES][SUMS];
 
   // Add a stage's products to them. `offset`: of the stage in the ring, in 16 bytes.
@@ -280,7 +282,8 @@ __device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUME
 // out[m, n] = sum over k of values[m, k] * weight[n, k], times x_scales[m] * weight_scales[n], + bias[n], +
 // out[m, n] if `accumulate`; if `gated`, silu(g) * u with g = out[m, n] and u = out[m, n + out_features / 2]
 // of that. Sums of 128 of k in the tensor cores, of those in float32, rounded once.
-//   in:  maps of x [num_rows, in_features] e4m3, num_rows <= ROWS, and of weight [out_features, in_features]
+//   in:  maps of x [num_rows, in_features] e4m3, num_rows <= MOST_ROWS, and of weight [out_features,
+//   in_features]
 //        e4m3, as matrices of 2-byte elements; x_scales [num_rows] float; weight_scales [out_features] float;
 //        bias [out_features] T or null
 //   out: out [num_rows, out_features, or half of it if `gated`] T, rows `out_stride` apart; `gated` takes no
@@ -292,12 +295,12 @@ __device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUME
 // Unit of work: all of k of up to Stage::SLABS slabs at a time. Two warp groups take stages by turns, and
 // with FOLD 2 the upper and the lower half of a product do; in the end all threads add up what they have. The
 // order of a result's sums depends on the weight and the grid.
-template <typename T, int TILES, int FOLD>
+template <typename T, int TILES, int FOLD, int MOST_ROWS>
 __global__ void __launch_bounds__(THREADS, 2) sm90_fp8_rows_kernel(SM90_FP8_ROWS_PARAMS(T)) {
-  using Stage = RowsStage<TILES, FOLD>;
+  using Stage = RowsStage<TILES, FOLD, MOST_ROWS>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   __shared__ Barrier full[RING_STAGES], empty[RING_STAGES];
-  __shared__ float of_rows[Stage::SLABS * WARP_ROWS], of_tokens[ROWS];
+  __shared__ float of_rows[Stage::SLABS * WARP_ROWS], of_tokens[MOST_ROWS];
   const BlockSlabs slabs(out_features, gated);
   const RowsRing ring = {shared_memory, full, empty, stages, ceil_div(in_features, FOLD * STEP)};
   const int warp = uniform(threadIdx.x / WARP_SIZE);

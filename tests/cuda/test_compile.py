@@ -170,7 +170,10 @@ OF_FP8 = {
         "fp8_decode_kernel": {"1 4 4 true", "16 4 3 false"},
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
-        "sm90_fp8_rows_kernel": {"1 2", "1 1", "2 1", "4 1"},
+        "sm90_fp8_rows_kernel": {
+            *("1 2 16", "1 1 16", "2 1 16", "4 1 16"),
+            *("1 2 32", "1 1 32", "2 1 32"),
+        },
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},
         "whole_rope_and_store_kernel": {"64 true", "128 false"},

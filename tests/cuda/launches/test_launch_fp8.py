@@ -56,11 +56,12 @@ def test_a_ring_that_holds_all_weights_of_a_block_asks_for_no_more() -> None:
     assert decode.launch_bytes(problem, tile, MULTIPROCESSORS, SHARED_BYTES) == tile.shared_bytes(1024)
 
 
-def test_a_stage_of_a_ring_that_goes_round_is_always_one_groups() -> None:
+@pytest.mark.parametrize("num_rows", [16, 32])
+def test_a_stage_of_a_ring_that_goes_round_is_always_one_groups(num_rows: int) -> None:
     """A group cannot tell the first phase of a stage's barrier from the third, if the second was another group's."""
     for features in range(16, 40_000, 1000):
         for in_features in (512, 656, 1104, 4096, 14336):
-            problem = product(16, 0)._replace(weight_rows=features, in_features=in_features)
+            problem = product(num_rows, 0)._replace(weight_rows=features, in_features=in_features)
             plan = sm90_rows.choose_plan(problem, MULTIPROCESSORS, SHARED_BYTES)
             slabs = ceil_div(features // 16, plan.blocks)
             steps = ceil_div(slabs, plan.stage.slabs) * ceil_div(in_features, plan.stage.fold * 128)

@@ -55,11 +55,11 @@ SHAPES = {
     "small": Shape(80, 144, (1, 2, 9, 17, 70)),
     "small long": Shape(16, 1680, (1, 8, 16, 40)),
     "whole tiles": Shape(1024, 2048, (1, 5, 16, 33, 64, 128, 256, 1300)),
-    "in turns": Shape(20_000, 1104, (1, 5, 12)),  # more features than a block takes at once
+    "in turns": Shape(20_000, 1104, (1, 5, 12, 25)),  # more features than a block takes at once
     "edges": Shape(1000, 1104, (1, 3, 8, 15, 17, 31, 129, 300)),
     "features that are no multiple of 8": Shape(1010, 512, (1, 4, 16, 17, 100)),
     "many features": Shape(6144, 4096, (1, 8, 16, 24, 64, 200, 1024, 1500)),
-    "long k": Shape(2048, 14336, (1, 7, 16, 20, 96)),
+    "long k": Shape(2048, 14336, (1, 7, 16, 20, 32, 96)),
 }
 cases = pytest.mark.parametrize(
     ("name", "count"), [(name, count) for name, shape in SHAPES.items() for count in shape.rows]
@@ -294,14 +294,15 @@ def test_products(
         assert_close(gated.numpy(), silu_mul(product), dtype, roundings=3)
 
 
+@pytest.mark.parametrize("count", [5, 16, 23, 32])
 @pytest.mark.parametrize("blocks", [1, 2, 5, 11], ids=lambda blocks: f"small-{blocks}")
 def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
-    blocks: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+    blocks: int, count: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In turns, where one stage has no room for all; with rests of features and of k."""
     if not sm90_rows.SM90_FP8_ROWS.supports(cuda_ops.device.arch):
         pytest.skip("no wgmma")
-    device, count, n, k = cuda_ops.device, 5, 304, 656
+    device, n, k = cuda_ops.device, 304, 656
     part, numbers = weight_of(Fp8Format(), n, k, device)
     weight, x, residual = (
         LinearWeight((part,)),
@@ -325,17 +326,30 @@ def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
     assert_close(gated.numpy(), silu_mul(product), bfloat16, roundings=3)
 
 
-@pytest.mark.parametrize("count", [2, 16], ids=lambda count: f"small-{count}")
-def test_a_rows_bits_do_not_depend_on_how_many_there_are(count: int, cuda_ops: CudaOps) -> None:
-    device, n, k = cuda_ops.device, 48, 400
+@pytest.mark.parametrize("count", [2, 16, 17, 32], ids=lambda count: f"small-{count}")
+@pytest.mark.parametrize("blocks", [1, 19], ids=["in turns", "at once"])
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(
+    blocks: int, count: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on how many slabs a stage has, which may depend on it."""
+    if not sm90_rows.SM90_FP8_ROWS.supports(cuda_ops.device.arch):
+        pytest.skip("no wgmma")
+    device, n, k = cuda_ops.device, 304, 336
     part, _ = weight_of(Fp8Format(), n, k, device)
     weight, x = LinearWeight((part,)), random_array(30, (9, k), bfloat16)
-    cuda_ops.reserve_linear([weight], bfloat16, 16)
+    cuda_ops.reserve_linear([weight], bfloat16, 32)
+    choose = sm90_rows.choose_plan
     results = []
-    for rows in (x, np.resize(x, (count, k))):
-        out = poisoned((len(rows), n), bfloat16, device)
-        cuda_ops.linear(from_numpy(rows, device), weight, out=out)
-        results.append(out.numpy()[:2].view(np.uint16))
+    try:
+        monkeypatch.setattr(sm90_rows, "choose_plan", lambda problem, _, nbytes: choose(problem, blocks, nbytes))
+        cuda_ops.fp8_kernels.restrict(only=["sm90_rows"])
+        for rows in (x, np.resize(x, (count, k))):
+            out = poisoned((len(rows), n), bfloat16, device)
+            cuda_ops.linear(from_numpy(rows, device), weight, out=out)
+            results.append(out.numpy()[:2].view(np.uint16))
+    finally:
+        monkeypatch.undo()
+        cuda_ops.fp8_kernels.restrict()
     np.testing.assert_array_equal(results[0], results[1])
 
 

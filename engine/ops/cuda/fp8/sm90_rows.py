@@ -1,4 +1,4 @@
-"""Products of 2 to 16 e4m3 rows with TMA and wgmma of sm_90a: plans of `sm90_fp8_rows_kernel`.
+"""Products of 2 to 32 e4m3 rows with TMA and wgmma of sm_90a: plans of `sm90_fp8_rows_kernel`.
 
 A row's result does not depend on the other rows, nor on their number: the parts in which its sums are added depend on
 the weight and the GPU.
@@ -6,6 +6,7 @@ the weight and the GPU.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -41,7 +42,7 @@ class Sm90Fp8RowsParams(NamedTuple):
 SM90_FP8_ROWS = KernelSpec(
     file="fp8/sm90_fp8_rows.cu",
     name="sm90_fp8_rows_kernel",
-    template=("T", "TILES", "FOLD"),
+    template=("T", "TILES", "FOLD", "MOST_ROWS"),
     params=Sm90Fp8RowsParams,
     min_arch=90,
     arch_specific=True,
@@ -49,9 +50,8 @@ SM90_FP8_ROWS = KernelSpec(
     on_demand=True,
 )
 SPECS = (SM90_FP8_ROWS,)
-ROWS = Constant(16, "of x, at most")
 RING_STAGES = Constant(24, "of the ring, at most")
-declare_header("sm90_fp8_rows", __name__, {"ROWS": ROWS, "RING_STAGES": RING_STAGES}, (Sm90Fp8RowsParams,))
+declare_header("sm90_fp8_rows", __name__, {"RING_STAGES": RING_STAGES}, (Sm90Fp8RowsParams,))
 
 GROUPS = 2  # of warps that multiply
 GROUP_WARPS = 4
@@ -63,10 +63,12 @@ NORM_BYTES = 12 << 10  # left to the norm of the next layer
 
 
 class Stage(NamedTuple):
-    """Of the ring: how many products of 64 rows it has, and of how many parts of k each of them is."""
+    """Of the ring: how many products of 64 rows it has, of how many parts of k each of them is, and for how many rows of
+    x there is room."""
 
     tiles: int
     fold: int
+    rows: int
 
     @property
     def slabs(self) -> int:
@@ -75,15 +77,20 @@ class Stage(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return (self.tiles * WGMMA_M + self.fold * ROWS) * SWIZZLE_BYTES
+        return (self.tiles * WGMMA_M + self.fold * self.rows) * SWIZZLE_BYTES
 
     @property
     def parts_bytes(self) -> int:
         """Of the sums that warps leave for each other."""
-        return GROUPS * self.slabs * self.fold * WARP_ROWS * ROWS * float32.itemsize
+        return GROUPS * self.slabs * self.fold * WARP_ROWS * self.rows * float32.itemsize
 
 
-STAGES = (Stage(1, 2), Stage(1, 1), Stage(2, 1), Stage(4, 1))
+# By the most rows of x, ascending. A stage of four products of 32 rows would take more registers than two blocks have.
+STAGES = {
+    16: (Stage(1, 2, 16), Stage(1, 1, 16), Stage(2, 1, 16), Stage(4, 1, 16)),
+    32: (Stage(1, 2, 32), Stage(1, 1, 32), Stage(2, 1, 32)),
+}
+MAX_ROWS = max(STAGES)
 
 
 class Plan(NamedTuple):
@@ -105,7 +112,8 @@ def choose_plan(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
     all_slabs = ceil_div(problem.features, WARP_ROWS // (1 + problem.gated))
     blocks = min(all_slabs, multiprocessors)
     slabs = ceil_div(all_slabs, blocks)
-    stage = next((stage for stage in STAGES if slabs <= stage.slabs), STAGES[-1])
+    of_rows = next(stages for rows, stages in STAGES.items() if problem.num_rows <= rows)
+    stage = next((stage for stage in of_rows if slabs <= stage.slabs), of_rows[-1])
     turns = ceil_div(slabs, stage.slabs)
     beside = 0 if turns == 1 else stage.parts_bytes
     steps = turns * ceil_div(problem.in_features, stage.fold * SWIZZLE_BYTES)
@@ -122,7 +130,7 @@ def choose_plan(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
 
 
 def _accepts(problem: Fp8Problem, device: CudaDevice) -> Plan | None:
-    if not SM90_FP8_ROWS.supports(device.arch) or problem.from_x or problem.num_rows > ROWS:
+    if not SM90_FP8_ROWS.supports(device.arch) or problem.from_x or problem.num_rows > MAX_ROWS:
         return None
     if problem.groups or problem.in_order or problem.out_dtype != problem.dtype:
         return None
@@ -155,12 +163,13 @@ def _launch(device: CudaDevice, problem: Fp8Problem, plan: Plan, operands: Fp8Op
 
 
 def template_of(stage: Stage, dtype: str) -> tuple[str, ...]:
-    return (dtype, str(stage.tiles), str(stage.fold))
+    return (dtype, *map(str, stage))
 
 
 def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
     """All that may be launched for elements of this C type."""
-    return [] if groups else [(SM90_FP8_ROWS, template_of(stage, dtype)) for stage in STAGES]
+    stages = () if groups else chain.from_iterable(STAGES.values())
+    return [(SM90_FP8_ROWS, template_of(stage, dtype)) for stage in stages]
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
