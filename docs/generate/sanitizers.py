@@ -6,7 +6,7 @@ import re
 
 from docs.generate.figures import markdown_table
 from docs.generate.paths import FIGURES, ROOT
-from tests.sanitizers.record import TOOLS, load
+from tests.sanitizers.record import TOOLS, function_of, load
 
 FUNCTION = re.compile(r"^ *def test_", re.MULTILINE)
 
@@ -16,8 +16,9 @@ def sanitizers_table() -> str:
     there = sum(len(FUNCTION.findall(file.read_text())) for file in (ROOT / "tests" / "gpu").rglob("test_*.py"))
     rows = []
     for tool in TOOLS:
-        functions = seen.get(tool, {}).values()
-        runs = sorted({(function.date, function.commit) for function in functions})
-        tests = sum(function.tests for function in functions)
-        rows.append([tool, ", ".join(f"{c} ({d})" for d, c in runs), f"{len(functions)} of {there}", str(tests)])
+        recorded = seen.get(tool, {})
+        runs = sorted({(each.date, each.commit) for each in recorded.values()})
+        functions = sum(function_of(name) == name for name in recorded)
+        tests = sum(each.tests for each in recorded.values())
+        rows.append([tool, ", ".join(f"{c} ({d})" for d, c in runs), f"{functions} of {there}", str(tests)])
     return markdown_table(("tool", "commits", "functions of tests", "tests"), rows, 2)

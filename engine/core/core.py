@@ -75,13 +75,16 @@ class Runner(Protocol):
 
     `start` submits a step; a constrained one stops before it chooses tokens and goes on with `sample`.
     An asynchronous runner computes in the background and takes the next step before the last one's result. Steps
-    with prompts are best filled up to one of `full_sizes` tokens.
+    with prompts are best filled up to one of `full_sizes` tokens. `start` has captured `num_awaited_graphs` CUDA
+    graphs, for which steps waited.
     """
 
     @property
     def asynchronous(self) -> bool: ...
     @property
     def full_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def num_awaited_graphs(self) -> int: ...
     def start(self, batch: StepBatch) -> Running: ...
     def sample(self, running: Any, mask: TokenMask | None) -> None: ...
 
@@ -163,7 +166,7 @@ class EngineCore:
         self.metrics.speculator = self._speculator
         self._batch_invariant = config.batch_invariant
         self._runner = runner
-        # With the times of submission, and whether that was before the end of the step before.
+        # With the times when the device may have begun, and whether that was before the end of the step before.
         self._in_flight: deque[tuple[ScheduledStep, Running, float, bool]] = deque()
         self._last_finished = 0.0  # when the newest result came
         self._unpublished: list[ScheduledStep] = []  # executed, but their blocks are not in the prefix cache yet
@@ -316,10 +319,14 @@ class EngineCore:
         if step is None and in_flight:
             self._finish_step(outputs, is_awaited=True)
             step = self.schedule(is_awaited=True)
+        waited = False
         if step is not None:
-            submitted = self._clock()
-            in_flight.append((step, self._runner.start(step.batch), submitted, bool(in_flight)))
-            self.scheduler.record_launch(step, self._clock() - submitted)
+            num_graphs, submitted = self._runner.num_awaited_graphs, self._clock()
+            running = self._runner.start(step.batch)
+            launched = self._clock()
+            waited = self._runner.num_awaited_graphs > num_graphs
+            in_flight.append((step, running, launched if waited else submitted, bool(in_flight)))
+            self.scheduler.record_launch(step, launched - submitted)
         self._emit_late(outputs)
         if step is not None:
             # Nothing above waits for what follows, which may run beside the step.
@@ -331,7 +338,7 @@ class EngineCore:
             if self._tiers is not None and self.scheduler.loading:
                 self._tiers.go_on(beside_prompts=not step.is_decode)
         if len(in_flight) > 1:
-            self._finish_step(outputs)
+            self._finish_step(outputs, is_late=waited)
         if step is not None:
             if step.constrained:
                 self._learn_drafts(*in_flight[-1][:2])
@@ -351,14 +358,18 @@ class EngineCore:
             self._tiers.wait()
         return outputs
 
-    def _finish_step(self, outputs: Outputs, *, is_awaited: bool = False) -> None:
-        """Take the oldest step's result. Where the device waits for the next one, outputs may be made later."""
+    def _finish_step(self, outputs: Outputs, *, is_awaited: bool = False, is_late: bool = False) -> None:
+        """Take the oldest step's result. Where the device waits for the next one, outputs may be made later.
+
+        `is_late`: it may have been there for some time, so nothing is learnt from how long the step took.
+        """
         step, running, submitted, ran_ahead = self._in_flight.popleft()
         result = running.result()
         self._learn_drafts(step, running)
         now = self._clock()
-        self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
-        if self._speculator is not None:
+        if not is_late:
+            self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
+        if self._speculator is not None and not is_late:
             seconds = now - self._last_finished  # what the host does in between counts
             is_typical = bool(step.verified) or ran_ahead or not self._runner.asynchronous
             is_plain = step.is_decode and not step.reads_texts and is_typical

@@ -20,8 +20,8 @@ MAX_PREFILL_DECODE_STEPS = 3
 # in any case. So they are cut into fewer: a step may take longer, up to the time of one of them within these bounds.
 LONG_PROMPT = 1024  # tokens, of those that wait on average
 EXTRA_PER_LONG_PROMPT = 8.0  # as EXTRA_PER_PROMPT
-# Or so much for each sequence that decodes: the more there are, the more end with a step and are followed by others, and
-# a queue that has grown until steps are long enough for it stays as long as it is then.
+# Or so much for each sequence that decodes: the more there are, the more end with a step and are followed by others,
+# and a queue that has grown until steps are long enough for it stays as long as it is then.
 EXTRA_PER_LONG_PROMPT_AND_DECODE = 1.0
 MIN_LONG_PREFILL_SECONDS, MAX_LONG_PREFILL_SECONDS = 0.05, 0.1
 LONG_PREFILL_SECONDS_PER_PROMPT = 0.005  # where more prompts wait than sequences decode

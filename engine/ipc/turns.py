@@ -98,6 +98,10 @@ class TimedRunner:
     def full_sizes(self) -> tuple[int, ...]:
         return self._runner.full_sizes
 
+    @property
+    def num_awaited_graphs(self) -> int:
+        return self._runner.num_awaited_graphs
+
     def start(self, batch: StepBatch) -> TimedRunning:
         self._turns.begin_computation()
         try:

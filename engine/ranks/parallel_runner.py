@@ -80,6 +80,10 @@ class ParallelRunner:
     def full_sizes(self) -> tuple[int, ...]:
         return self.first.full_sizes
 
+    @property
+    def num_awaited_graphs(self) -> int:
+        return self.first.num_awaited_graphs
+
     def start(self, batch: StepBatch) -> RunningRanks:
         """See `ModelRunner.start`. Raises: RankError, and what rank 0 raises."""
         first, others = self._on_all([partial(runner.start, batch) for runner in self._runners])

@@ -82,6 +82,7 @@ class StepGraphs:
         self._short_steps: dict[StepShape, StepGraph] = {}
         self._capture: Callable[[StepShape, int], StepGraph]
         self._left: dict[StepShape, None] = {}  # without a graph yet, those that are needed most often first
+        self.num_awaited = 0  # graphs that were captured while a step waited for them
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
@@ -176,7 +177,10 @@ class StepGraphs:
         if tokens == len(self._prompt_tokens) or seqs == len(self._prompt_seqs):
             return None
         padded = self._prompt_shape(self._prompt_tokens[tokens], self._prompt_seqs[seqs])
-        return self._step_of(padded) if padded.num_sampled >= shape.num_sampled else None
+        if padded.num_sampled < shape.num_sampled:
+            return None
+        self.num_awaited += padded in self._left
+        return self._step_of(padded)
 
     def _find_verified(self, batch: StepBatch) -> StepGraph | None:
         """Each token may be a row, and is sampled; padded tokens are rows of their own."""

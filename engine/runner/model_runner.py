@@ -312,6 +312,11 @@ class ModelRunner:
         """Numbers of tokens to which a step with prompts is best filled."""
         return self._graphs.full_sizes
 
+    @property
+    def num_awaited_graphs(self) -> int:
+        """That were captured while a step waited for them."""
+        return self._graphs.num_awaited + self._adapted_graphs.num_awaited
+
     def start(self, batch: StepBatch) -> RunningStep:
         """Submit a step: its tokens' keys and values go to the KV cache, and each logits row gets a token.
 

@@ -177,6 +177,29 @@ def _attention(
     reference: TorchReference | None,
     cached: np.dtype[Any] = bfloat16,
 ) -> Row:
+    calls = attention_calls(ops, device, heads, kv_heads, rows, queries, context, cached)
+    microseconds = measure(device, calls)
+    pairs, head_dim = rows * (queries * context - queries * (queries - 1) // 2), 128
+    return {
+        "kernel": "attention decode" if queries == 1 else "attention prefill",
+        "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
+        "us": microseconds,
+        "GB/s": 2 * cached.itemsize * rows * context * kv_heads * head_dim / microseconds / 1e3,
+        "TFLOP/s": 4 * pairs * heads * head_dim / microseconds / 1e6,
+        "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
+    }
+
+
+def attention_calls(
+    ops: CudaOps,
+    device: CudaDevice,
+    heads: int,
+    kv_heads: int,
+    rows: int,
+    queries: int,
+    context: int,
+    cached: np.dtype[Any],
+) -> list[Callable[[], object]]:
     """A decode with all that surrounds it in a layer: norms, rotation, KV store; a prefill alone.
 
     The cache holds `cached`: bfloat16, or uint8 for e4m3, all of which are alike.
@@ -215,16 +238,7 @@ def _attention(
             calls.append(partial(ops.attention, qkv, keys, values, metadata, transform, **attend))
         else:
             calls.append(partial(ops.paged_attention, q, keys, values, metadata, **attend))
-    microseconds = measure(device, calls * (-(-CALLS // layers) if decodes else 3))
-    pairs = rows * (queries * context - queries * (queries - 1) // 2)
-    return {
-        "kernel": "attention decode" if decodes else "attention prefill",
-        "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
-        "us": microseconds,
-        "GB/s": 2 * cached.itemsize * rows * context * kv_heads * head_dim / microseconds / 1e3,
-        "TFLOP/s": 4 * pairs * heads * head_dim / microseconds / 1e6,
-        "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
-    }
+    return calls * (-(-CALLS // layers) if decodes else 3)
 
 
 def prefill_steps(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:

@@ -2,9 +2,9 @@
 
     python -m tests.sanitizers memcheck --workers 12 --seconds 500 --record docs/figures/sanitizers.json
 
-With --record a run leaves out the test functions that the file has for the tool, unless they are named, and adds those
-that it has seen. So what takes too long for one run is done by several. Ends with 1 where a test failed, has not run,
-or the tool has found something.
+With --record a run leaves out the tests that the file has for the tool, unless they are named, and adds those that it
+has seen. So what takes too long for one run is done by several. Ends with 1 where a test failed, has not run, or the
+tool has found something.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from tests.sanitizers import record
 from tests.sanitizers.run import run_rounds
-from tests.sanitizers.tables import failed_table, found_table, longest_table
+from tests.sanitizers.tables import failed_table, found_table, longest_table, running_table
 from tests.support.checkout import current_commit
 from tests.support.paths import ROOT
 
@@ -38,18 +38,18 @@ def main() -> int:
         if not (ROOT / name.partition("::")[0]).exists():
             parser.error(f"there is no {name}")
         if given.record and "[" in name:
-            parser.error(f"--record is of functions, and {name} is a case of one")
+            parser.error(f"with --record name functions: {name} is a case of one")
     seen = record.load(given.record) if given.record else {}
-    functions = seen.setdefault(given.tool, {})
+    recorded = seen.setdefault(given.tool, {})
     with tempfile.TemporaryDirectory() as folder:
         logs = given.logs or Path(folder)
         logs.mkdir(parents=True, exist_ok=True)
-        skipped = set() if given.tests else set(functions)
+        skipped = set() if given.tests else set(recorded)
         outcome = run_rounds(given.tool, given.tests or ["tests/gpu"], skipped, given.workers, given.seconds, logs)
     if given.record:
         commit = given.commit or current_commit()
-        functions.update(
-            record.seen_whole(outcome.collected, outcome.done, outcome.found, commit=commit, date=str(date.today()))
+        seen[given.tool] = record.with_run(
+            recorded, outcome.collected, outcome.done, outcome.found, commit=commit, date=str(date.today())
         )
         record.store(given.record, seen)
     console = Console(width=150)
@@ -58,6 +58,8 @@ def main() -> int:
         + (f"killed after {given.seconds:.0f} s" if outcome.code is None else f"pytest's exit code is {outcome.code}")
     )
     console.print(longest_table(outcome.seconds))
+    if outcome.running:
+        console.print(running_table(outcome.running))
     if outcome.accounts:
         console.print(failed_table(outcome.accounts))
     if outcome.found:

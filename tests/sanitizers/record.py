@@ -1,6 +1,7 @@
-"""Which test functions each tool has seen, over many runs: `docs/figures/sanitizers.json`.
+"""Which tests each tool has seen, over many runs: `docs/figures/sanitizers.json`.
 
-A function is in it once all of its cases have ended well, and the tool reported nothing that they had launched.
+A test is in it once it has ended well, and the tool reported nothing that its function had launched. The cases of a
+function are there one by one until they are all there, and the function from then on.
 """
 
 from __future__ import annotations
@@ -18,44 +19,53 @@ TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
 
 @dataclass(frozen=True)
 class Seen:
-    """`tests`: the function's cases. `commit`, `date`: of the run."""
+    """`tests`: 1, or the function's cases. `commit`, `date`: of the run, in which the last of them has ended."""
 
     tests: int
     commit: str
     date: str
 
 
-Functions = dict[str, Seen]  # by pytest's names without a case
+Recorded = dict[str, Seen]  # by pytest's names, of functions without a case
 
 
 def function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def load(file: Path) -> dict[str, Functions]:
+def load(file: Path) -> dict[str, Recorded]:
     """By tool."""
     read = json.loads(file.read_text()) if file.exists() else {}
-    return {tool: {name: Seen(**seen) for name, seen in functions.items()} for tool, functions in read.items()}
+    return {tool: {name: Seen(**seen) for name, seen in recorded.items()} for tool, recorded in read.items()}
 
 
-def store(file: Path, record: dict[str, Functions]) -> None:
+def store(file: Path, record: dict[str, Recorded]) -> None:
     written = {
-        tool: {name: asdict(seen) for name, seen in sorted(functions.items())}
-        for tool, functions in sorted(record.items())
+        tool: {name: asdict(seen) for name, seen in sorted(recorded.items())}
+        for tool, recorded in sorted(record.items())
     }
     file.write_text(json.dumps(written, indent=1) + "\n")
 
 
-def seen_whole(tests: Iterable[str], done: set[str], found: Counter[Report], *, commit: str, date: str) -> Functions:
-    """The functions of `tests` that are to be recorded: those of which `done` has every case."""
+def with_run(
+    recorded: Recorded, tests: Iterable[str], done: set[str], found: Counter[Report], *, commit: str, date: str
+) -> Recorded:
+    """What is recorded after a run of `tests`, of which those in `done` have ended well."""
     if not all(report.test for report in found):
-        return {}  # it may be about any of them
-    cases: defaultdict[str, list[str]] = defaultdict(list)
+        return recorded  # it may be about any of them
+    cases: defaultdict[str, set[str]] = defaultdict(set)
     for test in tests:
-        cases[function_of(test)].append(test)
+        cases[function_of(test)].add(test)
     reported = {report.test for report in found}
-    return {
-        name: Seen(len(of_function), commit, date)
-        for name, of_function in cases.items()
-        if done.issuperset(of_function) and name.rpartition("::")[2] not in reported
-    }
+    after = dict(recorded)
+    for function, of_function in cases.items():
+        ended = of_function & done
+        if not ended or function.rpartition("::")[2] in reported:
+            continue
+        if of_function <= ended | recorded.keys():
+            for case in of_function:
+                after.pop(case, None)
+            after[function] = Seen(len(of_function), commit, date)
+        elif function not in recorded:
+            after |= {case: Seen(1, commit, date) for case in ended}
+    return after

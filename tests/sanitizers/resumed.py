@@ -2,7 +2,7 @@
 
 COLLECTED gets all tests that were asked for. Of those in DONE_BEFORE, and of the cases of functions there, none runs.
 Those that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a
-run which is killed has said it, too. SECONDS gets how long each took.
+run which is killed has said it, too. SECONDS gets how long each took, STARTED when each has begun.
 
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         item.config.stash[USED_UP] = device.free_memory() < LEAST_FREE * device.total_memory
     except DeviceError:
         item.config.stash[USED_UP] = True
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        add("STARTED", f"{time.time():.1f} {nodeid}")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

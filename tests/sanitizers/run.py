@@ -25,6 +25,7 @@ MOST_BARRIERS = 128  # of a block; `sm90_block_row_kernel` has 25 with a long ri
 MACROS = {"racecheck": "EVERY_LANE_ARRIVES", "synccheck": "FREE_SLOTS_ONCE"}  # that kernels are compiled with
 MOST_LAUNCHES = 8  # whose memory a tool holds at a time
 TEST_SECONDS = 600
+SLOW_SECONDS = 100  # after which the log says where a test stands
 UNSUITABLE = {  # tests of what a tool prevents
     "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
 }
@@ -34,7 +35,8 @@ UNSUITABLE = {  # tests of what a tool prevents
 class Outcome:
     """`code`: pytest's exit code of the last round, None if there was no more time. `collected`: all tests that there
     are. `done`: those that have ended well. `accounts`: pytest's of each failed one. `found`: what the tool reported.
-    `seconds`: that the cases of a function took.
+    `seconds`: that the cases of a function took. `running`: tests that had begun when the time was over, and how long
+    ago.
     """
 
     code: int | None
@@ -43,6 +45,7 @@ class Outcome:
     accounts: dict[str, str]
     found: Counter[Report]
     seconds: dict[str, float]
+    running: dict[str, float]
 
     @property
     def passed(self) -> bool:
@@ -56,7 +59,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
 
     `skipped`: tests, and functions all of whose cases are meant. `logs`: a folder.
     """
-    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS")
+    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS", "STARTED")
     files = {name: logs.absolute() / f"{tool}-{name.lower()}.txt" for name in names}
     for file in files.values():
         file.unlink(missing_ok=True)
@@ -68,14 +71,20 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
     for turn in itertools.count(1):
         ended = done | accounts.keys()
         files["DONE_BEFORE"].write_text("".join(f"{name}\n" for name in sorted(skipped | ended)))
-        files["PUT_OFF"].unlink(missing_ok=True)
+        for name in ("PUT_OFF", "STARTED"):
+            files[name].unlink(missing_ok=True)
         log, report = (logs.absolute() / f"{tool}-{name}-{turn}.log" for name in ("tests", "tool"))
         code = run(_command(tool, workers, report, tests), variables, end - time.monotonic(), log)
         found += reports_of(report.read_text(errors="replace") if report.exists() else "")
         done, accounts = set(_lines(files["DONE"])), accounts_of(files["FAILURES"])
         if code is None or not files["PUT_OFF"].exists() or ended == done | accounts.keys():
             break
-    return Outcome(code, _lines(files["COLLECTED"]), done, accounts, found, _seconds_of(files["SECONDS"]))
+    running = {}
+    if code is None:
+        ended = done | accounts.keys() | set(_lines(files["PUT_OFF"]))
+        begun = [line.partition(" ") for line in _lines(files["STARTED"])]
+        running = {test: time.time() - float(at) for at, _, test in begun if test not in ended}
+    return Outcome(code, _lines(files["COLLECTED"]), done, accounts, found, _seconds_of(files["SECONDS"]), running)
 
 
 def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
@@ -86,6 +95,7 @@ def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     if tool in OF_BARRIERS:
         sanitizer += ["--num-cuda-barriers", str(MOST_BARRIERS)]
     options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
+    options += ["-o", f"faulthandler_timeout={SLOW_SECONDS}"]
     options += [part for name in UNSUITABLE for part in ("--deselect", name)]
     # A few tests at a time, in their order, so that functions are soon done.
     options += ["-n", str(workers), "--dist", "load", "--maxschedchunk", "4", "--max-worker-restart", "1000"]

@@ -32,6 +32,11 @@ def longest_table(seconds: dict[str, float], count: int = 10) -> Table:
     return _table("Longest", ("function", "seconds"), [(name, f"{taken:.0f}") for name, taken in longest])
 
 
+def running_table(seconds: dict[str, float]) -> Table:
+    rows = sorted(seconds.items(), key=lambda item: -item[1])
+    return _table("Running", ("test", "seconds"), [(name, f"{passed:.0f}") for name, passed in rows])
+
+
 def error_of(account: str) -> str:
     """The line of pytest's account of a failure that names the error, or the last one."""
     lines = [line for line in account.splitlines() if line.strip()]

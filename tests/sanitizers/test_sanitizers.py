@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sanitizers.record import Seen, function_of, load, seen_whole, store
+from tests.sanitizers import run as runs
+from tests.sanitizers.record import Seen, function_of, load, store, with_run
 from tests.sanitizers.reports import Report, reports_of
 from tests.sanitizers.run import Outcome, accounts_of, run, run_rounds, with_variable
 from tests.sanitizers.tables import error_of
@@ -82,10 +83,10 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., O
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # others take seconds in each process
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin -p pytest_timeout")
 
-    def run(source: str, skipped: Iterable[str] = ()) -> Outcome:
+    def run(source: str, skipped: Iterable[str] = (), seconds: float = 60.0) -> Outcome:
         file = tmp_path / "test_cases.py"
         file.write_text("import pytest\n\npytestmark = pytest.mark.gpu\n" + textwrap.dedent(source))
-        return run_rounds("memcheck", [str(file)], set(skipped), 1, 60.0, tmp_path)
+        return run_rounds("memcheck", [str(file)], set(skipped), 1, seconds, tmp_path)
 
     return run
 
@@ -175,16 +176,49 @@ def test_a_process_ends_where_memory_is_short_or_the_device_is_lost(
     assert (tmp_path / "memcheck-tests-2.log").exists()
 
 
-def test_functions_are_recorded_once_all_cases_have_ended_well(tmp_path: Path) -> None:
+def test_tests_that_ended_well_without_a_report_are_recorded(tmp_path: Path) -> None:
     tests = ["f.py::test_a[1]", "f.py::test_a[2]", "f.py::test_b[1]", "f.py::test_b[2]", "f.py::test_c"]
-    run_of = {"commit": "abc", "date": "2026-11-29"}
-    seen = seen_whole(tests, {*tests} - {"f.py::test_b[2]"}, Counter(), **run_of)
-    assert seen == {"f.py::test_a": Seen(2, **run_of), "f.py::test_c": Seen(1, **run_of)}
+    first, second = ({"commit": commit, "date": "2026-11-29"} for commit in ("abc", "bcd"))
+    done = {*tests} - {"f.py::test_b[2]"}
+    seen = with_run({}, tests, done, Counter(), **first)
+    of_b = {"f.py::test_b[1]": Seen(1, **first)}
+    others = {"f.py::test_a": Seen(2, **first), "f.py::test_c": Seen(1, **first)}
+    assert seen == others | of_b
     named = Counter({Report("Race", "a_kernel", "test_a"): 1})
-    assert list(seen_whole(tests, {*tests}, named, **run_of)) == ["f.py::test_b", "f.py::test_c"]
-    assert not seen_whole(tests, {*tests}, Counter({Report("Race", "a_kernel", ""): 1}), **run_of)
+    assert with_run({}, tests, done, named, **first) == {"f.py::test_c": Seen(1, **first)} | of_b
+    assert not with_run({}, tests, done, Counter({Report("Race", "a_kernel", ""): 1}), **first)
     store(tmp_path / "record.json", {"memcheck": seen})
     assert load(tmp_path / "record.json") == {"memcheck": seen}
+
+    whole = with_run(seen, tests, {"f.py::test_b[2]"}, Counter(), **second)
+    assert whole == others | {"f.py::test_b": Seen(2, **second)}, "the cases are the function now"
+    assert with_run(whole, tests, {"f.py::test_a[1]"}, Counter(), **second) == whole
+    assert with_run(whole, tests[:2], {*tests[:2]}, Counter(), **second) == whole | {"f.py::test_a": Seen(2, **second)}
+
+
+def test_a_run_says_which_tests_had_not_ended_and_where_they_stand(
+    run_file: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "SLOW_SECONDS", 0.5)
+    outcome = run_file(
+        """
+        import signal
+
+        def test_well():
+            pass
+
+        def test_hangs():
+            signal.pause()
+        """,
+        seconds=12.0,
+    )
+    assert outcome.code is None
+    assert not outcome.passed
+    assert names(outcome.done) == ["test_well"]
+    ((test, seconds),) = outcome.running.items()
+    assert names([test]) == ["test_hangs"]
+    assert 0.5 < seconds < 12.0
+    assert "in test_hangs" in (tmp_path / "memcheck-tests-1.log").read_text()
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -207,4 +241,4 @@ def test_what_is_recorded_is_there() -> None:
     assert recorded
     for name in sorted({name for functions in recorded.values() for name in functions}):
         file, _, function = name.partition("::")
-        assert f"def {function.rpartition('::')[2]}(" in (ROOT / file).read_text(), name
+        assert f"def {function_of(function).rpartition('::')[2]}(" in (ROOT / file).read_text(), name

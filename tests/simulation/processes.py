@@ -73,6 +73,7 @@ class HashingRunner:
     """Its next token is a hash of the context, which it keeps by slot."""
 
     full_sizes: tuple[int, ...] = ()
+    num_awaited_graphs = 0
 
     def __init__(self, *, asynchronous: bool) -> None:
         self.asynchronous = asynchronous

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import LaunchConfig
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import sm90_prefill
 from tessera.engine.ops.cuda.linear import sm90
-from tests.bench import cache_kernels, kernels, order_of_sums
+from tests.bench import cache_kernels, decode_splits, kernels, order_of_sums
 from tests.bench.__main__ import kernel_table
 from tests.cuda.launches.sm90_device import Sm90Device
 
@@ -40,6 +41,23 @@ PARTS: dict[str, Callable[[Any, Any], list[kernels.Row]]] = {
     "small": lambda ops, device: list(kernels.small(ops, device)),
     "caches": lambda ops, device: [row for pair in cache_kernels.measure(ops, device) for row in pair],
 }
+
+
+@pytest.mark.parametrize("cache", decode_splits.CACHES)
+def test_decodes_are_timed_with_each_number_of_splits_a_block(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[LaunchConfig] = []
+
+    def measure(device: BenchDevice, calls: Sequence[Callable[[], object]]) -> float:
+        calls[0]()
+        launches.append(device.launches[-1].config)
+        return 1.0
+
+    monkeypatch.setattr(kernels, "measure", measure)
+    device: Any = BenchDevice()
+    splits = (1, 2, 5)
+    found = list(decode_splits.measure(CudaOps(device), device, 40, 640, cache, splits))
+    assert [number for number, _ in found] == [5, *splits], "today's first"
+    assert [config.grid for config in launches] == [(8, 40, -(-5 // number)) for number, _ in found]
 
 
 @pytest.mark.parametrize("part", [order_of_sums.products, order_of_sums.attention])

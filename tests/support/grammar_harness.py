@@ -70,6 +70,7 @@ class NoiseRunner:
     """
 
     full_sizes: tuple[int, ...] = ()
+    num_awaited_graphs = 0
 
     def __init__(self, *, asynchronous: bool) -> None:
         self.asynchronous = asynchronous

@@ -85,6 +85,7 @@ class RunsAhead:
     """Takes a step before the result of the one before, as a GPU's runner does."""
 
     asynchronous = True
+    num_awaited_graphs = 0
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner

@@ -77,6 +77,7 @@ class Counted:
         self.runner = runner
         self.batches: list[StepBatch] = []
         self.asynchronous, self.full_sizes = runner.asynchronous, runner.full_sizes
+        self.num_awaited_graphs = 0
 
     def start(self, batch: StepBatch) -> Any:
         self.batches.append(batch)

@@ -331,11 +331,14 @@ def test_a_request_aborted_while_its_step_runs_gets_no_token() -> None:
     assert engine.core.stats().num_used_blocks == 0
 
 
-def test_a_steps_duration_is_the_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the wait behind the step before it, nor the time without work before it, counts."""
+@pytest.mark.parametrize("awaited", [set(), {0}, {3}, {3, 4}, {7}], ids=str)
+def test_a_steps_duration_is_the_devices_alone(awaited: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the wait behind the step before it, nor the time without work before it, counts, nor what it takes to
+    capture the graph of an `awaited` step: the result of the step before is late then, and tells nothing."""
     engine = Harness(asynchronous=True)
-    step_seconds, host_seconds = 1.0, 0.125
+    step_seconds, host_seconds, capture_seconds = 1.0, 0.125, 8.0
     device_free_at = 0.0
+    num_started = 0
     start = engine.runner.start
     durations: list[float] = []
 
@@ -349,7 +352,11 @@ def test_a_steps_duration_is_the_devices_alone(monkeypatch: pytest.MonkeyPatch) 
             return self.done.result()
 
     def start_timed(batch: StepBatch) -> Timed:
-        nonlocal device_free_at
+        nonlocal device_free_at, num_started
+        if num_started in awaited:
+            engine.now += capture_seconds
+            engine.runner.num_awaited_graphs += 1
+        num_started += 1
         device_free_at = max(device_free_at, engine.now) + step_seconds
         return Timed(start(batch), device_free_at)
 
@@ -360,4 +367,5 @@ def test_a_steps_duration_is_the_devices_alone(monkeypatch: pytest.MonkeyPatch) 
         while engine.core.has_work:
             engine.step(host_seconds)
         engine.now += 50.0
-    assert durations == [step_seconds] * 10
+    num_late = len(awaited - {0, 5})  # before these no step is in flight
+    assert durations == [step_seconds] * (10 - num_late)

@@ -193,10 +193,12 @@ def test_shapes_with_prompts_are_left_until_they_are_needed_or_nothing_else_is_t
         step.inputs.shape for step in decodes
     ]
     assert steps.full_sizes == whole.full_sizes
+    assert steps.num_awaited == 0
 
     needed, again = steps.find(batch_of(300, 20)), steps.find(batch_of(310, 20))
     assert needed is not None
     assert needed is again
+    assert steps.num_awaited == 1
     assert needed.inputs.shape == whole.find(batch_of(300, 20)).inputs.shape == recorder.shapes[-1]  # type: ignore[union-attr]
     before = len(recorder.shapes)
     assert steps.capture_next()
@@ -207,6 +209,7 @@ def test_shapes_with_prompts_are_left_until_they_are_needed_or_nothing_else_is_t
     assert Counter(recorder.shapes) == Counter(at_once.shapes), "each as often"
     assert not steps.capture_next()
     assert not whole.capture_next()
+    assert (steps.num_awaited, whole.num_awaited) == (1, 0), "no step waited for the others"
 
 
 def test_a_shape_that_was_left_and_finds_no_memory_is_launched_kernel_by_kernel() -> None:

@@ -50,6 +50,7 @@ class TableRunner:
 
     asynchronous = False
     full_sizes: tuple[int, ...] = ()
+    num_awaited_graphs = 0
 
     def __init__(self) -> None:
         self._ops = CpuOps()

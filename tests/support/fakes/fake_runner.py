@@ -118,6 +118,7 @@ class FakeRunner:
     """
 
     full_sizes: tuple[int, ...] = ()
+    num_awaited_graphs = 0
 
     def __init__(
         self,

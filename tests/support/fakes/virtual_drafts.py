@@ -45,6 +45,7 @@ class DraftedEngine:
 
     asynchronous = True
     full_sizes = (768, 1024, 1536, 2048)
+    num_awaited_graphs = 0
 
     def __init__(self, mode: SpeculationMode, more: Callable[[StepBatch], float] = lambda batch: 0.0) -> None:
         self.now = 100.0

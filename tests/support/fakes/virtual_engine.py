@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult
+from tessera.engine.runner.cuda_graphs import PROMPT_SEQS, PROMPT_TOKENS
 
 CLIENT = b"client"
 STEP_SECONDS = 0.25e-3  # that every step takes besides
@@ -32,6 +34,7 @@ class StepCosts:
         cached: a decode attending to one token.
         prompts, mixed: more for a step with prompts, and for one with decodes beside them.
         launch: of the host, for a step of more than MAX_GRAPH_TOKENS, whose kernels it launches one by one.
+        capture: of the host, for the first step with prompts of a shape, whose graph it captures.
     """
 
     weights: float
@@ -41,6 +44,7 @@ class StepCosts:
     prompts: float
     mixed: float
     launch: float
+    capture: float = 0.0
 
     def seconds(self, counts: np.ndarray[tuple[int], np.dtype[np.int64]], contexts: StepBatch) -> float:
         """Of a step with `counts` tokens of each row."""
@@ -58,8 +62,8 @@ class StepCosts:
 # 512/256, 16 to 256 of them. They give the 8 B's rates within 4 % and its first tokens within 25 %, the 0.6 B's rates
 # within 12 %. 256 prompts of 512 tokens that came at once showed what launching takes.
 LLAMA_8B = StepCosts(3.75e-3, 20e-6, 1.0e-9, 131072 / 4.0e12, 1.5e-3, 2.5e-3, 12.5e-3)
-# In FP8 with an FP8 cache, fitted to steps of none or 28 decodes after 6,100 tokens with 64 to 6,000 tokens of a prompt,
-# of which 0 or 3,000 come before: 36 steps within 10 %, 3 % on average (2026-11-29, one H200).
+# In FP8 with an FP8 cache, fitted to steps of none or 28 decodes after 6,100 tokens with 0 or 64 to 6,000 tokens of a
+# prompt, before which 0 or 3,000 come: 36 steps within 10 %, 3 % on average (2026-11-29, one H200).
 LLAMA_8B_FP8 = StepCosts(2.2e-3, 13.4e-6, 0.8e-9, 65536 / 3.6e12, 0.7e-3, 0.0, 12.5e-3)
 QWEN3_06B = StepCosts(0.45e-3, 2.0e-6, 0.46e-9, 114688 / 4.0e12, 0.3e-3, 0.4e-3, 13e-3)
 
@@ -89,6 +93,7 @@ class VirtualEngine:
     full_sizes: tuple[int, ...] = (768, 1024, 1536, 2048)
     sent: dict[str, float] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)  # of each request's tokens
+    _captured: set[tuple[int, int]] = field(default_factory=set)
     _free: float = 0.0  # when the device has done what was submitted
 
     def __post_init__(self) -> None:
@@ -109,8 +114,17 @@ class VirtualEngine:
         begin = max(self._free, self.now)
         if batch.num_tokens > MAX_GRAPH_TOKENS:
             self.now += self.costs.launch
+        elif batch.num_tokens > batch.num_seqs:
+            shape = bisect_left(PROMPT_TOKENS, batch.num_tokens), bisect_left(PROMPT_SEQS, batch.num_seqs + 1)
+            if shape not in self._captured:
+                self._captured.add(shape)
+                self.now += self.costs.capture
         self._free = max(begin + self.costs.seconds(np.diff(batch.cu_seqlens_q), batch), self.now)
         return Submitted(self, self._free, batch.num_sampled)
+
+    @property
+    def num_awaited_graphs(self) -> int:
+        return len(self._captured)
 
     def sample(self, running: object, mask: object) -> None:
         raise AssertionError("nothing is constrained")

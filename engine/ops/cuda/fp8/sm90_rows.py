@@ -63,8 +63,8 @@ NORM_BYTES = 12 << 10  # left to the norm of the next layer
 
 
 class Stage(NamedTuple):
-    """Of the ring: how many products of 64 rows it has, of how many parts of k each of them is, and for how many rows of
-    x there is room."""
+    """Of the ring: how many products of 64 rows it has, of how many parts of k each of them is, and for how many rows
+    of x there is room."""
 
     tiles: int
     fold: int
