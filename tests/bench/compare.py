@@ -6,8 +6,9 @@ BASE's might take its times elsewhere.
 
 Streams that begin together stay together, and whether the middle one's prompt is in the first step or in the second
 is chance: of one commit, median first tokens differ by half. So each load runs several times, and each change has its
-standard error. With `--seconds` as many runs count as there was time for. The last line is JSON, in percent: the worst
-change, and the worst of what remains of a change when two standard errors are taken off.
+standard error. Each run's figures are printed when it ends, BASE's first. With `--seconds` as many runs count as there
+was time for. The last line is JSON, in percent: the worst change, and the worst of what remains of a change when two
+standard errors are taken off.
 """
 
 from __future__ import annotations
@@ -63,7 +64,17 @@ def measure(
                 found[side] = {"ready_seconds": ready_seconds, **measured}
             for side, row in found.items():
                 rows[side].append(row)
+            print(f"{model} {load.concurrency} x {load.input_len}/{load.output_len}", figures_of(found), flush=True)
     return rows
+
+
+def figures_of(found: dict[int, dict[str, Any]]) -> str:
+    """Of both servers, as they are printed behind a run."""
+    return ", ".join(
+        f"{name} {found[0][figure]:.1f} {found[1][figure]:.1f}"
+        for figure, name in FIGURES.items()
+        if found[0][figure] is not None and found[1][figure] is not None
+    )
 
 
 def load_of(row: dict[str, Any]) -> tuple[Any, ...]:
