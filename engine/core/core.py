@@ -96,7 +96,7 @@ class EngineCore:
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
     tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
     `draft_limits` are those of the runner's draft model, where the settings ask for one, and `begin_draft` submits
-    its steps before `runner` is given the step that they are for. `experts_per_chosen`: see
+    its steps before `runner` is given the step that they are for. `experts_per_chosen`, `cached_token_share`: see
     `PrefillBudget`.
     Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
@@ -121,6 +121,7 @@ class EngineCore:
         draft_limits: DraftLimits | None = None,
         begin_draft: BeginDraft | None = None,
         experts_per_chosen: float = 1.0,
+        cached_token_share: float = 0.0,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
@@ -157,6 +158,7 @@ class EngineCore:
             draft_limits=draft_limits,
             begin_draft=begin_draft,
             experts_per_chosen=experts_per_chosen,
+            cached_token_share=cached_token_share,
         )
         speculation = config.speculation_settings
         drafts = None

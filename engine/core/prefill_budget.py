@@ -37,6 +37,10 @@ SMOOTHING = 0.25  # weight of the newest measurement
 class PrefillBudget:
     """Budgets prompt tokens by the measured time of past steps; without measurements nothing is limited.
 
+    A step of decodes reads the weights and the keys and values of its `num_cached` tokens at one rate: a cached token
+    takes `cached_token_share` of the time of the weights. So steps of a few short sequences say what many long ones
+    take, which may have prompts beside them for seconds.
+
     `full_sizes`: ascending numbers of tokens at which a step with prompts wastes nothing. A step between two of them
     costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them. Kernels of
     steps beyond the last are launched one by one: it takes as long to launch them as to compute thousands of a small
@@ -44,10 +48,13 @@ class PrefillBudget:
     reads nearly all of them, however few tokens it has.
     """
 
-    def __init__(self, full_sizes: Sequence[int] = (), experts_per_chosen: float = 1.0) -> None:
+    def __init__(
+        self, full_sizes: Sequence[int] = (), experts_per_chosen: float = 1.0, cached_token_share: float = 0.0
+    ) -> None:
         self._full_sizes = full_sizes
+        self._cached_token_share = cached_token_share
         self._saturating_tokens = max(SATURATING_TOKENS, round(SATURATING_EXPERT_ROWS * experts_per_chosen))
-        self._decode_seconds: float | None = None
+        self._weights_seconds: float | None = None  # of a step of decodes, but for its cached tokens
         self._seconds_per_token: float | None = None
         self._launch_seconds: float | None = None  # of a step beyond the full sizes
 
@@ -56,41 +63,55 @@ class PrefillBudget:
         if self._is_launched(num_tokens):
             self._launch_seconds = smoothed(self._launch_seconds, seconds)
 
-    def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0) -> None:
+    def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0, num_cached: int = 0) -> None:
         """Learn from a step that took `seconds` with this many prompt tokens beside its decodes."""
+        decode_seconds = self._decode_seconds(num_cached)
         if num_prompt_tokens == 0:
-            self._decode_seconds = smoothed(self._decode_seconds, seconds)
-        elif self._decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
+            weights_seconds = seconds / (1 + self._cached_token_share * num_cached)
+            self._weights_seconds = smoothed(self._weights_seconds, weights_seconds)
+        elif decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
             is_launched = self._is_launched(num_prompt_tokens + num_decodes)
-            if is_launched and num_prompt_tokens < self._tokens_while_launching:
+            if is_launched and num_prompt_tokens < self._tokens_while_launching(decode_seconds):
                 return  # the device waited for the host
-            extra = max(seconds - self._decode_seconds, 0.0) / num_prompt_tokens
+            extra = max(seconds - decode_seconds, 0.0) / num_prompt_tokens
             self._seconds_per_token = smoothed(self._seconds_per_token, extra)
+
+    def _decode_seconds(self, num_cached: int) -> float | None:
+        """Of a step of decodes with so many cached tokens, as far as it is known."""
+        if self._weights_seconds is None:
+            return None
+        return self._weights_seconds * (1 + self._cached_token_share * num_cached)
 
     def _is_launched(self, num_tokens: float) -> bool:
         """Whether the kernels of a step of so many tokens are launched one by one."""
         return bool(self._full_sizes) and num_tokens > self._full_sizes[-1]
 
-    @property
-    def _tokens_while_launching(self) -> float:
+    def _tokens_while_launching(self, decode_seconds: float | None) -> float:
         """Prompt tokens that the device computes beside decodes while the host launches a step's kernels."""
-        if self._launch_seconds is None or self._decode_seconds is None or not self._seconds_per_token:
+        if self._launch_seconds is None or decode_seconds is None or not self._seconds_per_token:
             return 0.0
-        return max(self._launch_seconds - self._decode_seconds, 0.0) / self._seconds_per_token
+        return max(self._launch_seconds - decode_seconds, 0.0) / self._seconds_per_token
 
     def tokens_beside_decodes(
-        self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+        self,
+        backlog: int,
+        most: int,
+        num_decodes: int = 0,
+        num_prompts: int = 1,
+        prompt_len: float = 0.0,
+        num_cached: int = 0,
     ) -> int:
-        """Prompt tokens, at most `most`, for a step of `num_decodes` decodes.
+        """Prompt tokens, at most `most`, for a step of `num_decodes` decodes with `num_cached` cached tokens.
 
         Prompts wait with `backlog` tokens together, each with `prompt_len` on average, and `num_prompts` of them may
         run; the more wait, the longer a step may take.
         """
-        if self._decode_seconds is None or not self._seconds_per_token:
+        decode_seconds = self._decode_seconds(num_cached)
+        if decode_seconds is None or not self._seconds_per_token:
             return most
         slowdown = MAX_SLOWDOWN_SMALL_BACKLOG if backlog <= SMALL_BACKLOG else MAX_SLOWDOWN
-        of_one = (slowdown - 1) * self._decode_seconds / self._seconds_per_token
-        limit = self._tokens_in_max_seconds(self._seconds_per_token)
+        of_one = (slowdown - 1) * decode_seconds / self._seconds_per_token
+        limit = self._tokens_in_max_seconds(self._seconds_per_token, decode_seconds)
         of_all = min(of_one * (1 + EXTRA_PER_PROMPT * (num_prompts - 1)), limit)
         if num_prompts > 1 and prompt_len >= LONG_PROMPT:
             least = MIN_LONG_PREFILL_SECONDS / self._seconds_per_token
@@ -98,10 +119,10 @@ class PrefillBudget:
             extra = max(EXTRA_PER_LONG_PROMPT, EXTRA_PER_LONG_PROMPT_AND_DECODE * num_decodes)
             of_all = max(of_all, min(of_one * (1 + extra * (num_prompts - 1)), long_limit))
         wanted = max(of_one, of_all, MIN_PREFILL_TOKENS, backlog // MAX_DRAIN_STEPS)
-        return self._rounded(wanted, most, num_decodes)
+        return self._rounded(wanted, most, num_decodes, decode_seconds)
 
     def tokens_for_many_prompts(
-        self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+        self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0, num_cached: int = 0
     ) -> int:
         """Prompt tokens, at most `most`, for a step where more prompts wait than sequences decode.
 
@@ -112,57 +133,60 @@ class PrefillBudget:
         """
         if not self._seconds_per_token:
             return most
-        limit = self._tokens_in_max_seconds(self._seconds_per_token)
-        if num_prompts > 1 and self._decode_seconds is not None:
-            soonest = self._soonest(num_prompts * prompt_len, self._decode_seconds, self._seconds_per_token)
+        decode_seconds = self._decode_seconds(num_cached)
+        limit = self._tokens_in_max_seconds(self._seconds_per_token, decode_seconds)
+        if num_prompts > 1 and decode_seconds is not None:
+            soonest = self._soonest(num_prompts * prompt_len, decode_seconds, self._seconds_per_token)
             limit = min(limit, max(soonest, prompt_len, self._saturating_tokens))
         if num_prompts > 1 and prompt_len >= LONG_PROMPT:
             seconds = min(MAX_LONG_PREFILL_SECONDS, LONG_PREFILL_SECONDS_PER_PROMPT * num_prompts)
             limit = max(limit, min(seconds / self._seconds_per_token, prompt_len))
-        return self._rounded(limit, most, num_decodes)
+        return self._rounded(limit, most, num_decodes, decode_seconds)
 
-    def tokens_beside_lagging(self, most: int, num_decodes: int = 0) -> int:
+    def tokens_beside_lagging(self, most: int, num_decodes: int = 0, num_cached: int = 0) -> int:
         """Prompt tokens, at most `most`, beside decodes of an account that was served less than those with the prompts.
 
         Half of the time is left to the decodes: their account has no part in the long steps.
         """
-        if self._decode_seconds is None or not self._seconds_per_token:
+        decode_seconds = self._decode_seconds(num_cached)
+        if decode_seconds is None or not self._seconds_per_token:
             return most
-        wanted = (MAX_SLOWDOWN_FOR_OTHERS - 1) * self._decode_seconds / self._seconds_per_token
-        return self._rounded(max(wanted, MIN_PREFILL_TOKENS), most, num_decodes)
+        wanted = (MAX_SLOWDOWN_FOR_OTHERS - 1) * decode_seconds / self._seconds_per_token
+        return self._rounded(max(wanted, MIN_PREFILL_TOKENS), most, num_decodes, decode_seconds)
 
     def _soonest(self, num_tokens: float, decode_seconds: float, seconds_per_token: float) -> float:
         """Tokens of a step by which prompts with `num_tokens` together get the mean first token soonest."""
         mean = math.sqrt(num_tokens * decode_seconds / seconds_per_token)
-        if not self._is_launched(mean) or mean >= self._tokens_while_launching:
+        while_launching = self._tokens_while_launching(decode_seconds)
+        if not self._is_launched(mean) or mean >= while_launching:
             return mean
 
         def mean_seconds(size: float) -> float:
             seconds = decode_seconds + size * seconds_per_token
             return (math.ceil(num_tokens / size) + 1) / 2 * seconds
 
-        return min(self._full_sizes[-1], self._tokens_while_launching, key=mean_seconds)
+        return min(self._full_sizes[-1], while_launching, key=mean_seconds)
 
-    def _beyond_full_sizes(self, tokens: int, most: int, num_decodes: int) -> int:
+    def _beyond_full_sizes(self, tokens: int, most: int, num_decodes: int, decode_seconds: float | None) -> int:
         """Nothing in between is computed sooner than what the device computes while the host launches the kernels."""
-        hidden = int(self._tokens_while_launching)
-        if tokens >= hidden or self._decode_seconds is None or self._launch_seconds is None:
+        hidden = int(self._tokens_while_launching(decode_seconds))
+        if tokens >= hidden or decode_seconds is None or self._launch_seconds is None:
             return tokens
-        wanted_seconds = self._decode_seconds + tokens * (self._seconds_per_token or 0.0)
+        wanted_seconds = decode_seconds + tokens * (self._seconds_per_token or 0.0)
         if self._launch_seconds <= MAX_LAUNCH_EXCESS * wanted_seconds:
             return min(hidden, most)
         return min(max(self._full_sizes[-1] - num_decodes, 1), tokens)
 
-    def _tokens_in_max_seconds(self, seconds_per_token: float) -> float:
-        seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (self._decode_seconds or 0.0))
+    def _tokens_in_max_seconds(self, seconds_per_token: float, decode_seconds: float | None) -> float:
+        seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (decode_seconds or 0.0))
         return max(seconds / seconds_per_token, self._saturating_tokens)
 
-    def _rounded(self, wanted: float, most: int, num_decodes: int) -> int:
+    def _rounded(self, wanted: float, most: int, num_decodes: int, decode_seconds: float | None) -> int:
         """`wanted` tokens rounded down or up to a full size of the step, at most `most`."""
         tokens, sizes = int(min(wanted, most)), self._full_sizes
         above = bisect_left(sizes, tokens + num_decodes)
         if above == len(sizes):
-            return self._beyond_full_sizes(tokens, most, num_decodes)
+            return self._beyond_full_sizes(tokens, most, num_decodes, decode_seconds)
         fewer = sizes[above - 1] - num_decodes if above else 0
         return fewer if fewer >= MIN_ROUND_DOWN * tokens else min(sizes[above] - num_decodes, most)
 

@@ -22,7 +22,7 @@ from operator import attrgetter
 
 from tessera.engine.adapters.seats import AdapterSeats
 from tessera.engine.contract.messages import FinishReason, SchedulerStats
-from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Account, Accounts
+from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Accounts
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.fair_queue import FairQueue
 from tessera.engine.core.prefill_budget import PrefillBudget
@@ -68,8 +68,9 @@ class Scheduler:
         draft_limits: DraftLimits | None = None,
         begin_draft: BeginDraft | None = None,
         experts_per_chosen: float = 1.0,
+        cached_token_share: float = 0.0,
     ) -> None:
-        """`full_sizes`, `experts_per_chosen`: see `PrefillBudget`.
+        """`full_sizes`, `experts_per_chosen`, `cached_token_share`: see `PrefillBudget`.
 
         `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a
         `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model, whose steps
@@ -100,7 +101,7 @@ class Scheduler:
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
         self._was_shared = False
-        self._prefill_budget = PrefillBudget(full_sizes, experts_per_chosen)
+        self._prefill_budget = PrefillBudget(full_sizes, experts_per_chosen, cached_token_share)
         self._adapters = adapters
 
     @property
@@ -134,9 +135,10 @@ class Scheduler:
     def record_duration(self, step: ScheduledStep, seconds: float) -> None:
         """An executed step took `seconds`."""
         if not step.verified and not step.reads_texts:
-            of_prompts = [count for count in step.num_scheduled_tokens if count > 1]
-            num_decodes = len(step.num_scheduled_tokens) - len(of_prompts)
-            self._prefill_budget.record_step(sum(of_prompts), seconds, num_decodes)
+            scheduled = zip(step.sequences, step.num_scheduled_tokens, strict=True)
+            cached = [sequence.num_computed_tokens for sequence, count in scheduled if count == 1]
+            num_prompt_tokens = sum(step.num_scheduled_tokens) - len(cached)
+            self._prefill_budget.record_step(num_prompt_tokens, seconds, len(cached), sum(cached))
 
     def record_launch(self, step: ScheduledStep, seconds: float) -> None:
         """The host took `seconds` to submit a step."""
@@ -355,31 +357,32 @@ class Scheduler:
     def _prompt_token_budget(self) -> int:
         """Prompt tokens that the next step may take."""
         most = self._prompt_tokens_for_all()
-        if self.accounts.is_shared and (num_decodes := self._num_lagging_decodes()):
-            most = min(most, self._prefill_budget.tokens_beside_lagging(most, num_decodes))
+        if self.accounts.is_shared and (lagging := self._lagging_decodes()):
+            num_cached = sum([sequence.num_computed_tokens for sequence in lagging])
+            most = min(most, self._prefill_budget.tokens_beside_lagging(most, len(lagging), num_cached))
         return most
 
-    def _num_lagging_decodes(self) -> int:
-        """Decodes of accounts that lag behind each account with prompts."""
+    def _lagging_decodes(self) -> list[Sequence]:
+        """Those of accounts that lag behind each account with prompts."""
         active = self.accounts.active.values()
         least = min(account.service for account in active) + MAX_LAG
         if all(account.service <= least for account in active):
-            return 0
+            return []
         prompting = {account for account in active if account.num_waiting}
-        decoding: list[Account] = []
+        decoding: list[Sequence] = []
         for sequence in self.running:
             if sequence.num_tokens_to_schedule > 1:
                 prompting.add(sequence.account)
             else:
-                decoding.append(sequence.account)
+                decoding.append(sequence)
         if not prompting:
-            return 0
+            return []
         limit = min(account.service for account in prompting) - MAX_LAG
-        return sum(account.service < limit for account in decoding)
+        return [sequence for sequence in decoding if sequence.account.service < limit]
 
     def _prompt_tokens_for_all(self) -> int:
         """The same without regard to whose prompts they are."""
-        most, num_decodes = self.max_num_batched_tokens, 0
+        most, num_decodes, num_cached = self.max_num_batched_tokens, 0, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
         waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]
         backlog, num_counted = sum(waiting), len(waiting)
@@ -391,12 +394,15 @@ class Scheduler:
                 num_counted += 1
             else:
                 num_decodes += 1
+                num_cached += sequence.num_computed_tokens
         prompt_len = backlog / max(num_counted, 1)
         if backlog and num_decodes > num_prompts:
-            return self._prefill_budget.tokens_beside_decodes(backlog, most, num_decodes, num_prompts, prompt_len)
+            return self._prefill_budget.tokens_beside_decodes(
+                backlog, most, num_decodes, num_prompts, prompt_len, num_cached
+            )
         # With more prompts than decodes, a long step serves more sequences than it delays.
         if num_prompts + num_decodes > 1:
-            return self._prefill_budget.tokens_for_many_prompts(most, num_decodes, num_prompts, prompt_len)
+            return self._prefill_budget.tokens_for_many_prompts(most, num_decodes, num_prompts, prompt_len, num_cached)
         return most
 
     def _allocate(self, sequence: Sequence, num_tokens: int, preempted: list[Sequence]) -> bool:

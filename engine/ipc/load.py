@@ -130,6 +130,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         draft_limits=drafter.limits if drafter is not None else None,
         begin_draft=timed.timed(drafter.begin) if drafter is not None else None,
         experts_per_chosen=experts_per_chosen(model.layers),
+        cached_token_share=runner.cached_token_share,
     )
 
     rank_metrics = None

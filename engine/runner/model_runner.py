@@ -288,6 +288,13 @@ class ModelRunner:
         return block_bytes(self._own, self.block_size, self._kv_format)
 
     @property
+    def cached_token_share(self) -> float:
+        """Of the time that a step takes to read the weights: what it takes to read a token's keys and values."""
+        if self._weights.stream is not None:
+            return 0.0  # the host's memory is much slower
+        return self.block_bytes / self.block_size / self.weight_bytes
+
+    @property
     def buffers(self) -> StepBuffers:
         """Free between two steps."""
         return self._buffers

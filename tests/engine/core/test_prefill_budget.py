@@ -15,6 +15,7 @@ from tessera.engine.core.prefill_budget import (
     MAX_PREFILL_DECODE_STEPS,
     MAX_PREFILL_SECONDS,
     MAX_SLOWDOWN,
+    MAX_SLOWDOWN_FOR_OTHERS,
     MAX_SLOWDOWN_SMALL_BACKLOG,
     MIN_PREFILL_TOKENS,
     MIN_ROUND_DOWN,
@@ -68,6 +69,21 @@ def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
     tokens = learned().tokens_beside_decodes(1000, 8192)
     assert DECODE + tokens * TOKEN <= MAX_SLOWDOWN * DECODE
     assert DECODE + (tokens + 8) * TOKEN > MAX_SLOWDOWN * DECODE - 1e-9
+
+
+def test_decodes_take_longer_the_more_they_have_cached() -> None:
+    """What a few short sequences take says what many long ones do, beside which there are prompts all the time."""
+    share, num_cached = 1e-5, 200_000
+    budget, long_decode = PrefillBudget(cached_token_share=share), DECODE * (1 + share * num_cached)
+    for _ in range(50):
+        budget.record_step(0, DECODE * (1 + share * 1000), 1, 1000)
+    for _ in range(200):
+        tokens = budget.tokens_beside_decodes(4000, 8192, 31, num_cached=num_cached)
+        budget.record_step(tokens, long_decode + tokens * TOKEN, 31, num_cached)
+    assert tokens == pytest.approx((MAX_SLOWDOWN - 1) * long_decode / TOKEN, abs=1)
+    assert budget.tokens_beside_decodes(4000, 8192, 1) == pytest.approx((MAX_SLOWDOWN - 1) * DECODE / TOKEN, abs=1)
+    lagging = budget.tokens_beside_lagging(8192, 31, num_cached)
+    assert lagging == pytest.approx((MAX_SLOWDOWN_FOR_OTHERS - 1) * long_decode / TOKEN, abs=1)
 
 
 def test_one_prompt_may_take_somewhat_longer() -> None:
@@ -191,7 +207,7 @@ def test_first_tokens_of_many_long_prompts_are_as_early_as_with_full_steps_and_g
 def test_a_queue_of_long_prompts_beside_many_decodes_does_not_stay() -> None:
     """On virtual time, with the step costs of an 8 B model in FP8: a sequence ends with each long step, and the next
     prompt is computed in one or two of them."""
-    found = run_load(LLAMA_8B_FP8, 32, 6000, 256, 192)
+    found = run_load(LLAMA_8B_FP8, 32, 6000, 256, 96)
     of_a_prompt = 6000 * LLAMA_8B_FP8.token
     assert np.median(found.ttft) < 4 * of_a_prompt
     assert np.percentile(found.itl, 99) < 1.3 * of_a_prompt

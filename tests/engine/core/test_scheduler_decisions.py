@@ -30,28 +30,34 @@ class Asked(PrefillBudget):
         self._limit = limit
         self.beside_decodes: list[tuple[float, ...]] = []
         self.for_many: list[tuple[float, ...]] = []
-        self.beside_lagging: list[tuple[int, int]] = []
-        self.steps: list[tuple[int, float, int]] = []
+        self.beside_lagging: list[tuple[int, int, int]] = []
+        self.steps: list[tuple[int, float, int, int]] = []
         self.launches: list[tuple[int, float]] = []
 
     def tokens_beside_decodes(
-        self, backlog: int, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+        self,
+        backlog: int,
+        most: int,
+        num_decodes: int = 0,
+        num_prompts: int = 1,
+        prompt_len: float = 0.0,
+        num_cached: int = 0,
     ) -> int:
-        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len))
+        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len, num_cached))
         return min(most, self._limit)
 
     def tokens_for_many_prompts(
-        self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0
+        self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0, num_cached: int = 0
     ) -> int:
-        self.for_many.append((most, num_decodes, num_prompts, prompt_len))
+        self.for_many.append((most, num_decodes, num_prompts, prompt_len, num_cached))
         return min(most, self._limit)
 
-    def tokens_beside_lagging(self, most: int, num_decodes: int = 0) -> int:
-        self.beside_lagging.append((most, num_decodes))
+    def tokens_beside_lagging(self, most: int, num_decodes: int = 0, num_cached: int = 0) -> int:
+        self.beside_lagging.append((most, num_decodes, num_cached))
         return min(most, 4)
 
-    def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0) -> None:
-        self.steps.append((num_prompt_tokens, seconds, num_decodes))
+    def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0, num_cached: int = 0) -> None:
+        self.steps.append((num_prompt_tokens, seconds, num_decodes, num_cached))
 
     def record_launch(self, num_tokens: int, seconds: float) -> None:
         self.launches.append((num_tokens, seconds))
@@ -71,19 +77,21 @@ def test_prompts_are_weighed_against_what_decodes(monkeypatch: pytest.MonkeyPatc
     assert (budget.beside_decodes, budget.for_many) == ([], []), "there is nothing to weigh"
     steps.add("b", 20)
     steps.step()
-    assert budget.for_many == [(16, 1, 1, 20.0)], "as many prompts as decodes"
+    assert budget.for_many == [(16, 1, 1, 20.0, 41)], "as many prompts as decodes"
     steps.step()
-    assert budget.for_many[1:] == [(16, 1, 1, 5.0)], "the rest of it"
+    assert budget.for_many[1:] == [(16, 1, 1, 5.0, 42)], "the rest of it"
     steps.add("c", 30)
     steps.step()
-    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0)]
+    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0, 43 + 20)]
     steps.step()
-    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0)]
+    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0, 44 + 21)]
     for num_tokens in (10, 12, 14):
         steps.add(f"d{num_tokens}", num_tokens)
     monkeypatch.setattr(scheduler_module, "BACKLOG_SEQS", 2)
     steps.step()
-    assert budget.for_many[2:] == [(16, 2, 2, (2 + 10 + 12) / 3)], "one seat is free, and two of those that wait count"
+    assert budget.for_many[2:] == [(16, 2, 2, (2 + 10 + 12) / 3, 45 + 22)], (
+        "one seat is free, and two of those that wait count"
+    )
 
 
 def test_steps_are_weighed_to_the_end_of_the_last_prompt() -> None:
@@ -95,7 +103,7 @@ def test_steps_are_weighed_to_the_end_of_the_last_prompt() -> None:
     budget = asked(steps)
     for _ in range(3):
         steps.step()
-    assert budget.for_many == [(16, 1, 1, 2.0)]
+    assert budget.for_many == [(16, 1, 1, 2.0, 4)]
     assert budget.beside_decodes == [], "decodes alone have nothing to weigh"
 
 
@@ -108,7 +116,7 @@ def test_steps_without_drafts_are_measured_by_their_prompts_tokens() -> None:
     steps.add("c", 9)
     step = steps.schedule()
     steps.scheduler.record_duration(step, 0.5)
-    assert budget.steps == [(11, 0.5, 1)], "not the decode's token"
+    assert budget.steps == [(11, 0.5, 1, 6)], "not the decode's token"
     step.reads_texts = True
     steps.scheduler.record_duration(step, 0.5)
     step.reads_texts = False
@@ -146,16 +154,16 @@ def test_prompts_leave_time_to_decodes_of_an_account_that_was_served_less() -> N
     assert step_with_lead(-MAX_LAG - 1) == {"heavy": 14, "light0": 1, "light1": 1}, "its prompt is the one that lags"
     assert budget.beside_lagging == []
     assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 2}, "that was all of it"
-    assert budget.beside_lagging == [(16, 2)]
+    assert budget.beside_lagging == [(16, 2, 4 + 4)]
     assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 1}
-    assert budget.beside_lagging == [(16, 2)], "no prompt is left"
+    assert len(budget.beside_lagging) == 1, "no prompt is left"
     steps.add("next", 30, account=HEAVY)
     assert step_with_lead(MAX_LAG + 1) == {"light0": 1, "light1": 1, "heavy": 1, "next": 4}, "as one that waits"
     assert step_with_lead(MAX_LAG + 1)["next"] == 4, "and as one that runs"
-    assert budget.beside_lagging == [(16, 2)] * 3
+    assert budget.beside_lagging[1:] == [(16, 2, 6 + 6), (16, 2, 7 + 7)]
     steps.add("own", 30, account=LIGHT)
     assert step_with_lead(MAX_LAG + 1)["own"] > 4, "its own prompts may delay them"
-    assert budget.beside_lagging == [(16, 2)] * 3
+    assert len(budget.beside_lagging) == 3
 
 
 def test_a_decode_lags_by_more_than_so_much() -> None:
@@ -166,7 +174,7 @@ def test_a_decode_lags_by_more_than_so_much() -> None:
     heavy = steps.add("heavy", 30, account=HEAVY)
     heavy.account.service, follows.account.service, lags.account.service = 2 * MAX_LAG, MAX_LAG, MAX_LAG - 1
     steps.step()
-    assert budget.beside_lagging == [(16, 1)]
+    assert budget.beside_lagging == [(16, 1, 2)]
 
 
 def test_a_prompt_leaves_a_token_to_each_behind_it_and_takes_all_others() -> None:

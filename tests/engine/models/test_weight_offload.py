@@ -29,6 +29,7 @@ from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.weights import Weights
 from tessera.engine.ops.make import make_ops
 from tessera.engine.runner.memory import weight_offload
+from tessera.engine.runner.model_runner import ModelRunner
 from tessera.engine.tensor import CPU, Tensor, float32
 from tests.engine.gguf.converter import write_converted
 from tests.support.cases.quantisers import SCHEMES, quantised_model
@@ -199,6 +200,14 @@ def test_an_engine_gives_the_same_tokens(folder: Path, small_units: int) -> None
     assert (offload.num_layers, offload.num_all_layers) == (5, NUM_LAYERS)
     assert 0 < offload.nbytes <= 5 * small_units
     assert offload.copy_seconds > 0
+
+
+def test_weights_that_come_from_the_host_take_far_longer_than_cached_tokens(folder: Path, small_units: int) -> None:
+    model, ops = load_config(folder), make_ops(CPU)
+    configs = [EngineConfig(model=str(folder), num_kv_blocks=40, cpu_offload_gib=size) for size in ("0", "5")]
+    of_device, of_host = (ModelRunner(config, model, CPU, ops) for config in configs)
+    assert of_device.cached_token_share > 0
+    assert of_host.cached_token_share == 0, "it is a share of the time of weights on the device"
 
 
 @pytest.mark.parametrize("value", ["0", "auto"])

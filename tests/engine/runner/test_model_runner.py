@@ -333,6 +333,7 @@ def test_what_it_reports(make_runner: MakeRunner) -> None:
     assert runner.dtype == "float32"
     assert runner.kv_cache_bytes == 12 * 2 * 3 * 2 * BLOCK_SIZE * 16 * 4
     assert runner.weight_bytes == runner.num_parameters * 4
+    assert runner.cached_token_share == 2 * 3 * 2 * 16 * 4 / runner.weight_bytes
 
 
 def test_progress_names_its_stage(folder: Path) -> None:

@@ -15,7 +15,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult
-from tessera.engine.runner.cuda_graphs import PROMPT_SEQS, PROMPT_TOKENS
+from tessera.engine.runner.cuda_graphs import FULL_TOKENS, PROMPT_SEQS, PROMPT_TOKENS
 
 CLIENT = b"client"
 STEP_SECONDS = 0.25e-3  # that every step takes besides
@@ -90,7 +90,7 @@ class VirtualEngine:
     patch: Callable[[Scheduler], None] | None = None
     now: float = 100.0
     asynchronous: bool = True
-    full_sizes: tuple[int, ...] = (768, 1024, 1536, 2048)
+    full_sizes: tuple[int, ...] = FULL_TOKENS
     sent: dict[str, float] = field(default_factory=dict)
     times: dict[str, list[float]] = field(default_factory=dict)  # of each request's tokens
     _captured: set[tuple[int, int]] = field(default_factory=set)
@@ -106,6 +106,7 @@ class VirtualEngine:
             num_kv_blocks=60_000,
             eos_token_ids=(0,),
             clock=lambda: self.now,
+            cached_token_share=self.costs.cached / self.costs.weights,
         )
         if self.patch is not None:
             self.patch(self.core.scheduler)
