@@ -289,10 +289,15 @@ class ModelRunner:
 
     @property
     def cached_token_share(self) -> float:
-        """Of the time that a step takes to read the weights: what it takes to read a token's keys and values."""
+        """Of the time that a step takes to read the weights: what it takes to read a token's keys and values.
+
+        Without layers that see the last tokens alone, of which a step reads no more the longer a sequence is.
+        """
         if self._weights.stream is not None:
             return 0.0  # the host's memory is much slower
-        return self.block_bytes / self.block_size / self.weight_bytes
+        windows = [layer.attention.sliding_window or self.max_model_len for layer in self._own.layers]
+        seen_whole = sum(window >= self.max_model_len for window in windows) / len(windows)
+        return seen_whole * self.block_bytes / self.block_size / self.weight_bytes
 
     @property
     def buffers(self) -> StepBuffers:

@@ -336,6 +336,18 @@ def test_what_it_reports(make_runner: MakeRunner) -> None:
     assert runner.cached_token_share == 2 * 3 * 2 * 16 * 4 / runner.weight_bytes
 
 
+@pytest.mark.parametrize(("max_model_len", "unbounded"), [(8, 3), (64, 2)])
+def test_of_longer_sequences_layers_with_a_window_read_no_more(
+    max_model_len: int, unbounded: int, tmp_path: Path
+) -> None:
+    """The window of one of three layers has eight tokens."""
+    folder, device = build(TINY_MODELS["ministral-pattern"], tmp_path), CpuDevice()
+    config = EngineConfig(model=str(folder), block_size=8, max_model_len=max_model_len)
+    runner = ModelRunner(config, load_config(folder), device, make_ops(device))
+    of_all = runner.block_bytes / 8 / runner.weight_bytes
+    assert runner.cached_token_share == pytest.approx(unbounded / 3 * of_all)
+
+
 def test_progress_names_its_stage(folder: Path) -> None:
     calls: list[tuple[str, int, int]] = []
     device = CpuDevice()
