@@ -282,10 +282,9 @@ __device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUME
 // out[m, n] = sum over k of values[m, k] * weight[n, k], times x_scales[m] * weight_scales[n], + bias[n], +
 // out[m, n] if `accumulate`; if `gated`, silu(g) * u with g = out[m, n] and u = out[m, n + out_features / 2]
 // of that. Sums of 128 of k in the tensor cores, of those in float32, rounded once.
-//   in:  maps of x [num_rows, in_features] e4m3, num_rows <= MOST_ROWS, and of weight [out_features,
-//   in_features]
-//        e4m3, as matrices of 2-byte elements; x_scales [num_rows] float; weight_scales [out_features] float;
-//        bias [out_features] T or null
+//   in:  maps of x [num_rows, in_features] e4m3, num_rows <= MOST_ROWS, and of weight
+//        [out_features, in_features] e4m3, as matrices of 2-byte elements; x_scales [num_rows] float;
+//        weight_scales [out_features] float; bias [out_features] T or null
 //   out: out [num_rows, out_features, or half of it if `gated`] T, rows `out_stride` apart; `gated` takes no
 //        bias and does not accumulate
 // Layout: row-major; in_features a multiple of 16. The map of x has boxes of num_rows rows, that of the

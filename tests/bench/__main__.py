@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench import client, serve
-from tests.bench.fp8_models import FP8_CONFIGS
+from tests.bench.fp8_models import FP8_MODELS
 from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.mixtures import MIXTURES
 from tests.bench.models import CONFIGS, DENSE
@@ -84,9 +84,9 @@ def main() -> None:
     names = (
         *(*DENSE, *MIXTURES),
         *(name + serve.GGUF for name in GGUF_CONFIGS),
-        *(name + serve.FP8 for name in FP8_CONFIGS),
+        *FP8_MODELS,
     )
-    about = "of the loads (default: qwen3-0.6b and llama-8b); .gguf: in Q4_K_M's mix of blocks; .fp8: e4m3 by rows"
+    about = "of the loads (default: qwen3-0.6b and llama-8b); .gguf: in Q4_K_M's mix of blocks; .fp8: in e4m3"
     parser.add_argument("--model", action="append", choices=names, help=about)
     parser.add_argument("--sweep", action="store_true", help="of the loads: how cost grows with streams and lengths")
     parser.add_argument("--long-prompts", action="store_true", help="of the loads: 32 streams of 6,000 tokens alone")

@@ -1,7 +1,8 @@
-"""FP8 checkpoints of the benchmark architectures with random weights, as compressed-tensors publishes them.
+"""FP8 checkpoints of the benchmark architectures with random weights; embeddings and head have 16 bits.
 
-Linear layers have a scale for each row and round activations by token; embeddings and head have 16 bits.
-`python -m tests.bench.fp8_models llama-8b llama-8b.fp8` writes 9.1 GB.
+.fp8: as compressed-tensors publishes them, linear layers with a scale for each row, activations by token. .fp8-blocks:
+as Qwen and DeepSeek publish theirs, with scales of 128 x 128, activations by 128 of a token.
+`python -m tests.bench.fp8_models llama-8b.fp8 FOLDER` writes 9.1 GB.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LLAMA_3B: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 FP8_CONFIGS: dict[str, dict[str, Any]] = {**CONFIGS, "llama-3b": LLAMA_3B}
-QUANTISATION: dict[str, Any] = {
+BLOCK = 128
+BY_ROWS: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "ignore": ["lm_head"],
@@ -39,6 +41,16 @@ QUANTISATION: dict[str, Any] = {
         }
     },
 }
+BY_BLOCKS: dict[str, Any] = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [BLOCK, BLOCK],
+    "modules_to_not_convert": ["lm_head"],
+}
+QUANTISATIONS = {".fp8": BY_ROWS, ".fp8-blocks": BY_BLOCKS}
+# The architecture of each model, and how it is quantised.
+FP8_MODELS = {name + end: (name, quantisation) for end, quantisation in QUANTISATIONS.items() for name in FP8_CONFIGS}
 PIECE = 1 << 24  # elements of a random tensor: longer ones repeat them
 ITEMSIZE = {"F8_E4M3": 1, "BF16": 2, "F32": 4}
 DEVIATION = 0.02  # of weights
@@ -57,12 +69,13 @@ class Stored(NamedTuple):
 
 
 def write_fp8_model(root: Path, name: str, seed: int = 0) -> Path:
-    """Make `root/name`, a folder with config.json, a tokenizer and model.safetensors."""
-    config = FP8_CONFIGS[name]
+    """Make `root/name` of FP8_MODELS, a folder with config.json, a tokenizer and model.safetensors."""
+    architecture, quantisation = FP8_MODELS[name]
+    config = FP8_CONFIGS[architecture]
     folder = write_model(root, name, config)
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": QUANTISATION}, indent=1))
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantisation}, indent=1))
     header, offset = {}, 0
-    stored = list(_tensors(config))
+    stored = list(_tensors(name))
     for tensor in stored:
         offsets = [offset, offset + tensor.nbytes]
         header[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
@@ -81,9 +94,9 @@ def write_fp8_model(root: Path, name: str, seed: int = 0) -> Path:
 
 def fp8_decode_bytes(name: str) -> int:
     """Bytes of weights that one decode step must read: all but an untied embedding table."""
-    config = FP8_CONFIGS[name]
-    table = "model.embed_tokens.weight"
-    return sum(tensor.nbytes for tensor in _tensors(config) if config["tie_word_embeddings"] or tensor.name != table)
+    has_head = not FP8_CONFIGS[FP8_MODELS[name][0]]["tie_word_embeddings"]
+    unread = {"model.embed_tokens.weight"} if has_head else set()
+    return sum(tensor.nbytes for tensor in _tensors(name) if tensor.name not in unread)
 
 
 def _bytes(tensor: Stored, codes: Any, halves: Any) -> bytes:
@@ -95,7 +108,9 @@ def _bytes(tensor: Stored, codes: Any, halves: Any) -> bytes:
     return (np.full(tensor.shape, 0x3F80, np.uint16) if ones else np.resize(halves, tensor.shape)).tobytes()
 
 
-def _tensors(config: dict[str, Any]) -> Iterator[Stored]:
+def _tensors(name: str) -> Iterator[Stored]:
+    architecture, quantisation = FP8_MODELS[name]
+    config = FP8_CONFIGS[architecture]
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     head_dim = config["head_dim"]
     q_rows, kv_rows = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
@@ -117,11 +132,15 @@ def _tensors(config: dict[str, Any]) -> Iterator[Stored]:
         norms |= {"self_attn.q_norm": head_dim, "self_attn.k_norm": head_dim}
     for layer in range(config["num_hidden_layers"]):
         before = f"model.layers.{layer}."
-        for name, width in norms.items():
-            yield Stored(f"{before}{name}.weight", "BF16", (width,))
-        for name, shape in matrices.items():
-            yield Stored(f"{before}{name}.weight", "F8_E4M3", shape)
-            yield Stored(f"{before}{name}.weight_scale", "F32", (shape[0], 1))
+        for norm, width in norms.items():
+            yield Stored(f"{before}{norm}.weight", "BF16", (width,))
+        for matrix, shape in matrices.items():
+            yield Stored(f"{before}{matrix}.weight", "F8_E4M3", shape)
+            if quantisation is BY_BLOCKS:
+                blocks = (-(-shape[0] // BLOCK), -(-shape[1] // BLOCK))
+                yield Stored(f"{before}{matrix}.weight_scale_inv", "F32", blocks)
+            else:
+                yield Stored(f"{before}{matrix}.weight_scale", "F32", (shape[0], 1))
 
 
 if __name__ == "__main__":

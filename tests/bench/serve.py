@@ -22,7 +22,7 @@ import httpx
 from tessera.loadtest.run.load_run import run_load
 from tessera.loadtest.workload.arrival import Arrival
 from tessera.loadtest.workload.random_prompts import RandomWorkload
-from tests.bench.fp8_models import fp8_decode_bytes, write_fp8_model
+from tests.bench.fp8_models import FP8_MODELS, fp8_decode_bytes, write_fp8_model
 from tests.bench.gguf_models import gguf_decode_bytes, write_gguf_model
 from tests.bench.models import decode_bytes, write_model
 from tests.support.paths import ROOT
@@ -30,7 +30,6 @@ from tests.support.paths import ROOT
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see docs/performance.md
 START_LIMIT = 300.0
 GGUF = ".gguf"
-FP8 = ".fp8"
 
 
 @dataclass(frozen=True)
@@ -121,11 +120,9 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path, dea
 
 def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
     """The model with dummy weights, or a file or folder of quantised ones; options to serve it with."""
-    if name.endswith(FP8):
+    if name in FP8_MODELS:
         folder = work / name
-        made = folder / name.removesuffix(FP8)
-        made = made if made.exists() else write_fp8_model(folder, name.removesuffix(FP8))
-        return made, ("--served-model-name", name)
+        return folder if folder.exists() else write_fp8_model(work, name), ("--served-model-name", name)
     if not name.endswith(GGUF):
         return write_model(work, name), ("--load-format", "dummy")
     path = work / name
@@ -134,8 +131,8 @@ def prepare(name: str, work: Path) -> tuple[Path, tuple[str, ...]]:
 
 def step_bytes(name: str, streams: int, quantization: str | None = None) -> int:
     """Of weights that one decode step must read; `quantization` as the server's option says."""
-    if name.endswith(FP8):
-        return fp8_decode_bytes(name.removesuffix(FP8))
+    if name in FP8_MODELS:
+        return fp8_decode_bytes(name)
     if name.endswith(GGUF):
         return gguf_decode_bytes(name.removesuffix(GGUF))
     return decode_bytes(name, streams, quantization)

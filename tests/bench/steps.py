@@ -29,7 +29,7 @@ from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.runner.model_runner import ModelRunner
 from tests.bench import serve
-from tests.bench.fp8_models import FP8_CONFIGS
+from tests.bench.fp8_models import FP8_MODELS
 from tests.bench.gguf_models import GGUF_CONFIGS
 from tests.bench.mixtures import MIXTURES
 from tests.bench.models import DENSE
@@ -40,7 +40,7 @@ STEPS = 60
 PROMPT_STEPS = 15  # of those with a prompt
 WARM_UP = 5
 SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.9, "top_k": 50}}
-QUANTISED = (*(name + serve.GGUF for name in GGUF_CONFIGS), *(name + serve.FP8 for name in FP8_CONFIGS))
+QUANTISED = (*(name + serve.GGUF for name in GGUF_CONFIGS), *FP8_MODELS)
 MODELS = (*DENSE, *MIXTURES, *QUANTISED)
 
 
