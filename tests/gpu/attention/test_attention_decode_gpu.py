@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.engine.cuda.kernel import LaunchConfig
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.attention import decode
+from tessera.engine.ops.cuda.attention.decode import decode_config
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import bfloat16, from_numpy
 from tests.gpu.attention.decode_inputs import DecodeInputs
@@ -88,15 +91,28 @@ def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[
         np.testing.assert_array_equal(bits(one), bits(two))
 
 
-@pytest.mark.parametrize("splits_per_block", [2, 7, 32])
-def test_the_number_of_blocks_changes_no_bit(
-    splits_per_block: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_blocks_changes_no_bit(cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
-    expected = step.run(cuda_ops)
-    monkeypatch.setattr("tessera.engine.ops.cuda.attention.decode.splits_per_block", lambda *_: splits_per_block)
-    for actual, want in zip(step.run(cuda_ops), expected, strict=True):
-        np.testing.assert_array_equal(bits(actual), bits(want))
+    grids: list[tuple[int, ...]] = []
+
+    def write_down(*arguments: Any, **around: Any) -> LaunchConfig:
+        grids.append((config := decode_config(*arguments, **around)).grid)
+        return config
+
+    results = []
+    try:
+        monkeypatch.setattr(decode, "decode_config", write_down)
+        for number in (1, 2, 7, 32):
+            monkeypatch.setattr(decode, "splits_per_block", lambda *_, number=number: number)
+            decode.plan_decode.cache_clear()
+            results.append(step.run(cuda_ops))
+    finally:
+        monkeypatch.undo()
+        decode.plan_decode.cache_clear()
+    assert len({grid[2] for grid in grids}) == 4, "there are other blocks each time"
+    for found in results[1:]:
+        for actual, want in zip(found, results[0], strict=True):
+            np.testing.assert_array_equal(bits(actual), bits(want))
 
 
 def test_a_row_of_a_decode_step_is_bit_for_bit_what_it_is_beside_any_other(cuda_ops: CudaOps) -> None:
