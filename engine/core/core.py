@@ -30,6 +30,7 @@ from tessera.engine.contract.messages import (
 from tessera.engine.core.account import COST_PER_COMPILE_SECOND, Account, Accounts, check_queue
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.metrics import EngineMetrics
+from tessera.engine.core.prefill_budget import DecodeReads
 from tessera.engine.core.prompt_logprobs import keep_prompt_logprobs
 from tessera.engine.core.request_verifier import RequestVerifier
 from tessera.engine.core.scheduler import Scheduler
@@ -96,8 +97,7 @@ class EngineCore:
     has room for, `short_rope_len` is that of its RoPE tables. `grammars` is None without a tokenizer that can spell
     tokens. `adapters` are those that requests may name, of which `config.max_loras` fit on the device at a time.
     `draft_limits` are those of the runner's draft model, where the settings ask for one, and `begin_draft` submits
-    its steps before `runner` is given the step that they are for. `experts_per_chosen`, `cached_token_share`: see
-    `PrefillBudget`.
+    its steps before `runner` is given the step that they are for. `reads`: of a step of decodes.
     Every accepted request ends with exactly one output that has a finish_reason; an aborted one has no further output.
     """
 
@@ -120,8 +120,7 @@ class EngineCore:
         prefix_report: PrefixReport | None = None,
         draft_limits: DraftLimits | None = None,
         begin_draft: BeginDraft | None = None,
-        experts_per_chosen: float = 1.0,
-        cached_token_share: float = 0.0,
+        reads: DecodeReads | None = None,
     ) -> None:
         self.num_steps = 0
         self.accounts = accounts if accounts is not None else Accounts()
@@ -157,8 +156,7 @@ class EngineCore:
             max_drafts=config.max_step_drafts,
             draft_limits=draft_limits,
             begin_draft=begin_draft,
-            experts_per_chosen=experts_per_chosen,
-            cached_token_share=cached_token_share,
+            reads=reads,
         )
         speculation = config.speculation_settings
         drafts = None

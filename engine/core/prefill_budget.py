@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 # A step with a chunk of a prompt in it takes at most this many times as long as its decodes alone; a backlog that is
 # small enough to be computed in one step may take longer.
@@ -34,27 +35,45 @@ MAX_LAUNCH_EXCESS = 1.25  # times the wanted duration that a step may take whose
 SMOOTHING = 0.25  # weight of the newest measurement
 
 
+@dataclass(frozen=True)
+class DecodeReads:
+    """What a step of decodes reads from the device's memory, in shares of all weights.
+
+    Attributes:
+        cached_token: keys and values of a token, but of layers that see the last tokens alone.
+        experts: weights of a mixture's experts, of which a step reads those that its tokens choose.
+        experts_per_chosen: a mixture's experts for each that a token passes.
+    """
+
+    cached_token: float = 0.0
+    experts: float = 0.0
+    experts_per_chosen: float = 1.0
+
+    def of(self, num_decodes: int, num_cached: int) -> float:
+        """With tokens that choose their experts by chance."""
+        unchosen = (1 - 1 / self.experts_per_chosen) ** num_decodes
+        return 1 - self.experts * unchosen + self.cached_token * num_cached
+
+
 class PrefillBudget:
     """Budgets prompt tokens by the measured time of past steps; without measurements nothing is limited.
 
-    A step of decodes reads the weights and the keys and values of its `num_cached` tokens at one rate: a cached token
-    takes `cached_token_share` of the time of the weights. So steps of a few short sequences say what many long ones
-    take, which may have prompts beside them for seconds.
+    A step of decodes takes as long as it reads. So steps of a few short sequences say what many long ones take, which
+    may have prompts beside them for seconds.
 
     `full_sizes`: ascending numbers of tokens at which a step with prompts wastes nothing. A step between two of them
     costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them. Kernels of
     steps beyond the last are launched one by one: it takes as long to launch them as to compute thousands of a small
-    model's tokens. `experts_per_chosen`: a mixture's experts for each that a token passes; such a step
+    model's tokens. A step of a mixture
     reads nearly all of them, however few tokens it has.
     """
 
-    def __init__(
-        self, full_sizes: Sequence[int] = (), experts_per_chosen: float = 1.0, cached_token_share: float = 0.0
-    ) -> None:
+    def __init__(self, full_sizes: Sequence[int] = (), reads: DecodeReads | None = None) -> None:
         self._full_sizes = full_sizes
-        self._cached_token_share = cached_token_share
-        self._saturating_tokens = max(SATURATING_TOKENS, round(SATURATING_EXPERT_ROWS * experts_per_chosen))
-        self._weights_seconds: float | None = None  # of a step of decodes, but for its cached tokens
+        self._reads = reads or DecodeReads()
+        per_chosen = self._reads.experts_per_chosen
+        self._saturating_tokens = max(SATURATING_TOKENS, round(SATURATING_EXPERT_ROWS * per_chosen))
+        self._weights_seconds: float | None = None  # that reading as much as all weights takes
         self._seconds_per_token: float | None = None
         self._launch_seconds: float | None = None  # of a step beyond the full sizes
 
@@ -65,9 +84,9 @@ class PrefillBudget:
 
     def record_step(self, num_prompt_tokens: int, seconds: float, num_decodes: int = 0, num_cached: int = 0) -> None:
         """Learn from a step that took `seconds` with this many prompt tokens beside its decodes."""
-        decode_seconds = self._decode_seconds(num_cached)
+        decode_seconds = self._decode_seconds(num_decodes, num_cached)
         if num_prompt_tokens == 0:
-            weights_seconds = seconds / (1 + self._cached_token_share * num_cached)
+            weights_seconds = seconds / self._reads.of(num_decodes, num_cached)
             self._weights_seconds = smoothed(self._weights_seconds, weights_seconds)
         elif decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
             is_launched = self._is_launched(num_prompt_tokens + num_decodes)
@@ -76,11 +95,11 @@ class PrefillBudget:
             extra = max(seconds - decode_seconds, 0.0) / num_prompt_tokens
             self._seconds_per_token = smoothed(self._seconds_per_token, extra)
 
-    def _decode_seconds(self, num_cached: int) -> float | None:
-        """Of a step of decodes with so many cached tokens, as far as it is known."""
+    def _decode_seconds(self, num_decodes: int, num_cached: int) -> float | None:
+        """Of a step of so many decodes with so many cached tokens, as far as it is known."""
         if self._weights_seconds is None:
             return None
-        return self._weights_seconds * (1 + self._cached_token_share * num_cached)
+        return self._weights_seconds * self._reads.of(num_decodes, num_cached)
 
     def _is_launched(self, num_tokens: float) -> bool:
         """Whether the kernels of a step of so many tokens are launched one by one."""
@@ -106,7 +125,7 @@ class PrefillBudget:
         Prompts wait with `backlog` tokens together, each with `prompt_len` on average, and `num_prompts` of them may
         run; the more wait, the longer a step may take.
         """
-        decode_seconds = self._decode_seconds(num_cached)
+        decode_seconds = self._decode_seconds(num_decodes, num_cached)
         if decode_seconds is None or not self._seconds_per_token:
             return most
         slowdown = MAX_SLOWDOWN_SMALL_BACKLOG if backlog <= SMALL_BACKLOG else MAX_SLOWDOWN
@@ -133,7 +152,7 @@ class PrefillBudget:
         """
         if not self._seconds_per_token:
             return most
-        decode_seconds = self._decode_seconds(num_cached)
+        decode_seconds = self._decode_seconds(num_decodes, num_cached)
         limit = self._tokens_in_max_seconds(self._seconds_per_token, decode_seconds)
         if num_prompts > 1 and decode_seconds is not None:
             soonest = self._soonest(num_prompts * prompt_len, decode_seconds, self._seconds_per_token)
@@ -148,7 +167,7 @@ class PrefillBudget:
 
         Half of the time is left to the decodes: their account has no part in the long steps.
         """
-        decode_seconds = self._decode_seconds(num_cached)
+        decode_seconds = self._decode_seconds(num_decodes, num_cached)
         if decode_seconds is None or not self._seconds_per_token:
             return most
         wanted = (MAX_SLOWDOWN_FOR_OTHERS - 1) * decode_seconds / self._seconds_per_token

@@ -25,7 +25,7 @@ from tessera.engine.contract.messages import FinishReason, SchedulerStats
 from tessera.engine.core.account import SCORED_PROMPT_TOKEN_COST, Accounts
 from tessera.engine.core.block_manager import BlockManager
 from tessera.engine.core.fair_queue import FairQueue
-from tessera.engine.core.prefill_budget import PrefillBudget
+from tessera.engine.core.prefill_budget import DecodeReads, PrefillBudget
 from tessera.engine.core.prefixes_in_progress import PrefixesInProgress
 from tessera.engine.core.sequence import Sequence, SequenceStatus
 from tessera.engine.core.slot_table import BeginDraft, ScheduledStep, SlotTable
@@ -67,10 +67,9 @@ class Scheduler:
         max_drafts: int = 0,
         draft_limits: DraftLimits | None = None,
         begin_draft: BeginDraft | None = None,
-        experts_per_chosen: float = 1.0,
-        cached_token_share: float = 0.0,
+        reads: DecodeReads | None = None,
     ) -> None:
-        """`full_sizes`, `experts_per_chosen`, `cached_token_share`: see `PrefillBudget`.
+        """`full_sizes`, `reads`: see `PrefillBudget`.
 
         `accounts`: those of the engine, where others charge them too. `batch_invariant`: sequences have a
         `prefill_end`. `max_drafts`: most draft tokens of a step. `draft_limits`: of a draft model, whose steps
@@ -101,7 +100,7 @@ class Scheduler:
         self._prefixes = PrefixesInProgress(block_manager)
         self._admission_is_blocked = False
         self._was_shared = False
-        self._prefill_budget = PrefillBudget(full_sizes, experts_per_chosen, cached_token_share)
+        self._prefill_budget = PrefillBudget(full_sizes, reads)
         self._adapters = adapters
 
     @property

@@ -46,7 +46,6 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
     from tessera.engine.kv_tiers.make import make_tiers
     from tessera.engine.kv_tiers.prefix_report import PrefixReport
     from tessera.engine.models.config import load_config
-    from tessera.engine.models.mixture.buffers import experts_per_chosen
     from tessera.engine.models.partition import Partition, Rank
     from tessera.engine.models.weights.rounding import rounded_while_loading
     from tessera.engine.ops.make import make_ops
@@ -129,8 +128,7 @@ def load_engine(config: EngineConfig, progress: Progress) -> LoadedEngine:
         adapters=adapters,
         draft_limits=drafter.limits if drafter is not None else None,
         begin_draft=timed.timed(drafter.begin) if drafter is not None else None,
-        experts_per_chosen=experts_per_chosen(model.layers),
-        cached_token_share=runner.cached_token_share,
+        reads=runner.decode_reads,
     )
 
     rank_metrics = None

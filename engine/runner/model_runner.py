@@ -17,6 +17,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError, OutOfMemoryError
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.sampling_row import SAMPLING_ROW, row_values
+from tessera.engine.core.prefill_budget import DecodeReads
 from tessera.engine.core.step_batch import (
     BATCH_INVARIANT_ROWS,
     Int32Array,
@@ -32,6 +33,7 @@ from tessera.engine.models.buffers import StepBuffers, buffer_bytes
 from tessera.engine.models.config import DTYPES, ModelConfig
 from tessera.engine.models.decoder import Decoder, StepAdapters
 from tessera.engine.models.kv_cache import KVCache, block_bytes
+from tessera.engine.models.mixture.buffers import experts_per_chosen
 from tessera.engine.models.partition import Partition, Rank, slices_are_groups
 from tessera.engine.models.rope_tables import make_tables
 from tessera.engine.models.weights.build import num_weight_bytes
@@ -288,16 +290,19 @@ class ModelRunner:
         return block_bytes(self._own, self.block_size, self._kv_format)
 
     @property
-    def cached_token_share(self) -> float:
-        """Of the time that a step takes to read the weights: what it takes to read a token's keys and values.
-
-        Without layers that see the last tokens alone, of which a step reads no more the longer a sequence is.
-        """
-        if self._weights.stream is not None:
-            return 0.0  # the host's memory is much slower
+    def decode_reads(self) -> DecodeReads:
+        """What steps of decodes read."""
+        per_chosen = experts_per_chosen(self._own.layers)
+        if self._weights.stream is not None:  # all of the host's layers, beside which nothing else counts
+            return DecodeReads(experts_per_chosen=per_chosen)
         windows = [layer.attention.sliding_window or self.max_model_len for layer in self._own.layers]
         seen_whole = sum(window >= self.max_model_len for window in windows) / len(windows)
-        return seen_whole * self.block_bytes / self.block_size / self.weight_bytes
+        of_experts = sum(tensor.nbytes for weight, _ in self._weights.experts() for tensor in weight.tensors())
+        return DecodeReads(
+            cached_token=seen_whole * self.block_bytes / self.block_size / self.weight_bytes,
+            experts=of_experts / self.weight_bytes,
+            experts_per_chosen=per_chosen,
+        )
 
     @property
     def buffers(self) -> StepBuffers:

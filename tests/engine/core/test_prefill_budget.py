@@ -22,6 +22,7 @@ from tessera.engine.core.prefill_budget import (
     SATURATING_EXPERT_ROWS,
     SATURATING_TOKENS,
     SMALL_BACKLOG,
+    DecodeReads,
     PrefillBudget,
 )
 from tessera.engine.core.step_batch import StepBatch
@@ -74,7 +75,7 @@ def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
 def test_decodes_take_longer_the_more_they_have_cached() -> None:
     """What a few short sequences take says what many long ones do, beside which there are prompts all the time."""
     share, num_cached = 1e-5, 200_000
-    budget, long_decode = PrefillBudget(cached_token_share=share), DECODE * (1 + share * num_cached)
+    budget, long_decode = PrefillBudget(reads=DecodeReads(cached_token=share)), DECODE * (1 + share * num_cached)
     for _ in range(50):
         budget.record_step(0, DECODE * (1 + share * 1000), 1, 1000)
     for _ in range(200):
@@ -84,6 +85,20 @@ def test_decodes_take_longer_the_more_they_have_cached() -> None:
     assert budget.tokens_beside_decodes(4000, 8192, 1) == pytest.approx((MAX_SLOWDOWN - 1) * DECODE / TOKEN, abs=1)
     lagging = budget.tokens_beside_lagging(8192, 31, num_cached)
     assert lagging == pytest.approx((MAX_SLOWDOWN_FOR_OTHERS - 1) * long_decode / TOKEN, abs=1)
+
+
+def test_more_decodes_of_a_mixture_take_longer() -> None:
+    """They read more of its experts."""
+    reads = DecodeReads(experts=0.9, experts_per_chosen=16)
+    budget = PrefillBudget(reads=reads)
+    for _ in range(50):
+        budget.record_step(0, DECODE, 1)
+    long_decode = DECODE * reads.of(32, 0) / reads.of(1, 0)
+    assert 5 * DECODE < long_decode < 6 * DECODE
+    for _ in range(200):
+        tokens = budget.tokens_beside_decodes(4000, 8192, 32)
+        budget.record_step(tokens, long_decode + tokens * TOKEN, 32)
+    assert tokens == pytest.approx((MAX_SLOWDOWN - 1) * long_decode / TOKEN, abs=1)
 
 
 def test_one_prompt_may_take_somewhat_longer() -> None:
@@ -252,7 +267,7 @@ def test_many_prompts_are_computed_in_steps_of_bounded_length() -> None:
         slow.record_step(0, 0.001)
         slow.record_step(500, 500 * 0.01)
     assert slow.tokens_for_many_prompts(8192) == SATURATING_TOKENS, "shorter steps would not be sooner done in all"
-    mixture = PrefillBudget(experts_per_chosen=128 / 8)
+    mixture = PrefillBudget(reads=DecodeReads(experts_per_chosen=128 / 8))
     mixture.record_step(0, 0.001)
     mixture.record_step(500, 500 * 0.01)
     most = mixture.tokens_for_many_prompts(8192)

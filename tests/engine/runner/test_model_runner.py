@@ -12,6 +12,7 @@ import pytest
 from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.errors import ConfigError
 from tessera.engine.contract.sampling_params import SamplingParams
+from tessera.engine.core.prefill_budget import DecodeReads
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KVFormat
 from tessera.engine.models.config import load_config, parse_config
@@ -333,7 +334,7 @@ def test_what_it_reports(make_runner: MakeRunner) -> None:
     assert runner.dtype == "float32"
     assert runner.kv_cache_bytes == 12 * 2 * 3 * 2 * BLOCK_SIZE * 16 * 4
     assert runner.weight_bytes == runner.num_parameters * 4
-    assert runner.cached_token_share == 2 * 3 * 2 * 16 * 4 / runner.weight_bytes
+    assert runner.decode_reads == DecodeReads(cached_token=2 * 3 * 2 * 16 * 4 / runner.weight_bytes)
 
 
 @pytest.mark.parametrize(("max_model_len", "unbounded"), [(8, 3), (64, 2)])
@@ -345,7 +346,21 @@ def test_of_longer_sequences_layers_with_a_window_read_no_more(
     config = EngineConfig(model=str(folder), block_size=8, max_model_len=max_model_len)
     runner = ModelRunner(config, load_config(folder), device, make_ops(device))
     of_all = runner.block_bytes / 8 / runner.weight_bytes
-    assert runner.cached_token_share == pytest.approx(unbounded / 3 * of_all)
+    assert runner.decode_reads.cached_token == pytest.approx(unbounded / 3 * of_all)
+
+
+def test_of_a_mixture_few_decodes_read_few_experts(tmp_path: Path) -> None:
+    model = TINY_MODELS["qwen3moe"]
+    folder, device = build(model, tmp_path), CpuDevice()
+    runner = ModelRunner(EngineConfig(model=str(folder)), load_config(folder), device, make_ops(device))
+    reads, config = runner.decode_reads, model.config
+    layers, hidden, inner = (config[name] for name in ("num_hidden_layers", "hidden_size", "moe_intermediate_size"))
+    of_experts = layers * config["num_experts"] * 3 * hidden * inner * 4
+    assert reads.experts == pytest.approx(of_experts / runner.weight_bytes)
+    assert reads.experts_per_chosen == config["num_experts"] / config["num_experts_per_tok"]
+    assert reads.of(1, 0) == pytest.approx(1 - reads.experts * (1 - 1 / reads.experts_per_chosen))
+    assert reads.of(1, 0) < reads.of(8, 0) < reads.of(100, 0) == pytest.approx(1.0)
+    assert reads.of(8, 100) == pytest.approx(reads.of(8, 0) + 100 * reads.cached_token)
 
 
 def test_progress_names_its_stage(folder: Path) -> None:

@@ -13,6 +13,7 @@ from tessera.engine.contract.config import EngineConfig
 from tessera.engine.contract.messages import AddRequest
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.core import EngineCore
+from tessera.engine.core.prefill_budget import DecodeReads
 from tessera.engine.core.scheduler import Scheduler
 from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult
 from tessera.engine.runner.cuda_graphs import FULL_TOKENS, PROMPT_SEQS, PROMPT_TOKENS
@@ -106,7 +107,7 @@ class VirtualEngine:
             num_kv_blocks=60_000,
             eos_token_ids=(0,),
             clock=lambda: self.now,
-            cached_token_share=self.costs.cached / self.costs.weights,
+            reads=DecodeReads(self.costs.cached / self.costs.weights),
         )
         if self.patch is not None:
             self.patch(self.core.scheduler)
