@@ -58,14 +58,13 @@ class DecodeReads:
 class PrefillBudget:
     """Budgets prompt tokens by the measured time of past steps; without measurements nothing is limited.
 
-    A step of decodes takes as long as it reads. So steps of a few short sequences say what many long ones take, which
-    may have prompts beside them for seconds.
+    A step of decodes takes as long as it reads, which `reads` knows. So steps of a few short sequences say what many
+    long ones take, which may have prompts beside them for seconds.
 
     `full_sizes`: ascending numbers of tokens at which a step with prompts wastes nothing. A step between two of them
     costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them. Kernels of
     steps beyond the last are launched one by one: it takes as long to launch them as to compute thousands of a small
-    model's tokens. A step of a mixture
-    reads nearly all of them, however few tokens it has.
+    model's tokens. With prompts, a step reads nearly all of a mixture's experts, however few tokens it has.
     """
 
     def __init__(self, full_sizes: Sequence[int] = (), reads: DecodeReads | None = None) -> None:
