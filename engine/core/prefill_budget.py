@@ -87,6 +87,10 @@ class PrefillBudget:
         if num_prompt_tokens == 0:
             weights_seconds = seconds / self._reads.of(num_decodes, num_cached)
             self._weights_seconds = smoothed(self._weights_seconds, weights_seconds)
+        elif decode_seconds is None and num_decodes == 0 and num_prompt_tokens >= self._saturating_tokens:
+            self._seconds_per_token = (
+                seconds / num_prompt_tokens
+            )  # until a step of decodes says what is not the tokens'
         elif decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
             is_launched = self._is_launched(num_prompt_tokens + num_decodes)
             if is_launched and num_prompt_tokens < self._tokens_while_launching(decode_seconds):

@@ -56,6 +56,21 @@ def test_nothing_is_bounded_before_anything_was_measured() -> None:
     assert PrefillBudget().tokens_beside_decodes(100_000, 8192) == 8192
 
 
+def test_a_first_step_of_prompts_alone_says_what_tokens_take() -> None:
+    """So the prompts that come at once to a server that has just started are not all in its second step."""
+    budget = PrefillBudget()
+    budget.record_step(SATURATING_TOKENS - 1, 0.1)
+    budget.record_step(4 * SATURATING_TOKENS, 4 * SATURATING_TOKENS * TOKEN, 1)
+    assert budget.tokens_for_many_prompts(8192, 5, 11, 512) == 8192, "too little is known"
+    budget.record_step(4 * SATURATING_TOKENS, 4 * SATURATING_TOKENS * TOKEN)
+    assert budget.tokens_for_many_prompts(8192, 5, 11, 512) == pytest.approx(MAX_PREFILL_SECONDS / TOKEN, abs=1)
+    assert budget.tokens_beside_decodes(4000, 8192, 5) == 8192, "what decodes take is not known"
+    for _ in range(50):
+        budget.record_step(0, DECODE)
+        budget.record_step(500, DECODE + 500 * TOKEN)
+    assert budget.tokens_beside_decodes(4000, 8192) == learned().tokens_beside_decodes(4000, 8192)
+
+
 def test_a_single_slow_step_counts_for_a_quarter() -> None:
     budget = learned()
     before = budget.tokens_beside_decodes(1000, 8192)
