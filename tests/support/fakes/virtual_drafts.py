@@ -14,6 +14,7 @@ from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.contract.speculation.settings import SpeculationMode
 from tessera.engine.core.core import EngineCore
 from tessera.engine.core.step_batch import Int32Array, StepBatch, StepResult
+from tessera.engine.runner.cuda_graphs import FULL_TOKENS
 from tests.support.fakes.virtual_engine import CLIENT
 
 # Milliseconds of a step of so many rows of Llama 8 B in bfloat16 on one H200, and of the host in front of a step and
@@ -44,7 +45,7 @@ class DraftedEngine:
     """`more`: seconds that a step takes besides, by its batch."""
 
     asynchronous = True
-    full_sizes = (768, 1024, 1536, 2048)
+    full_sizes = FULL_TOKENS
     num_awaited_graphs = 0
 
     def __init__(self, mode: SpeculationMode, more: Callable[[StepBatch], float] = lambda batch: 0.0) -> None:
