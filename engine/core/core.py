@@ -76,8 +76,8 @@ class Runner(Protocol):
 
     `start` submits a step; a constrained one stops before it chooses tokens and goes on with `sample`.
     An asynchronous runner computes in the background and takes the next step before the last one's result. Steps
-    with prompts are best filled up to one of `full_sizes` tokens. `start` has captured `num_awaited_graphs` CUDA
-    graphs, for which steps waited.
+    with prompts are best filled up to one of `full_sizes` tokens. `num_awaited_graphs` counts the CUDA graphs that were
+    captured in `start`.
     """
 
     @property
@@ -361,21 +361,24 @@ class EngineCore:
     def _finish_step(self, outputs: Outputs, *, is_awaited: bool = False, is_late: bool = False) -> None:
         """Take the oldest step's result. Where the device waits for the next one, outputs may be made later.
 
-        `is_late`: it may have been there for some time, so nothing is learnt from how long the step took.
+        `is_late`: the result may have been ready for some time, so the step's duration is not recorded.
         """
         step, running, submitted, ran_ahead = self._in_flight.popleft()
         result = running.result()
         self._learn_drafts(step, running)
         now = self._clock()
         if not is_late:
-            self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
-        if self._speculator is not None and not is_late:
+            self._record_duration(step, submitted, now, ran_ahead=ran_ahead)
+        self._last_finished = now
+        self.postprocess(step, result, outputs, is_awaited=is_awaited)
+
+    def _record_duration(self, step: ScheduledStep, submitted: float, now: float, *, ran_ahead: bool) -> None:
+        self.scheduler.record_duration(step, now - max(submitted, self._last_finished))
+        if self._speculator is not None:
             seconds = now - self._last_finished  # what the host does in between counts
             is_typical = bool(step.verified) or ran_ahead or not self._runner.asynchronous
             is_plain = step.is_decode and not step.reads_texts and is_typical
             self._speculator.record_step(len(step.sequences), step.num_draft_tokens, seconds, is_plain=is_plain)
-        self._last_finished = now
-        self.postprocess(step, result, outputs, is_awaited=is_awaited)
 
     def _learn_drafts(self, step: ScheduledStep, running: Running) -> None:
         """Wait for draft tokens that only the device knows. Of a constrained sequence those can be accepted that its

@@ -21,8 +21,8 @@ MAX_PREFILL_DECODE_STEPS = 3
 # in any case. So they are cut into fewer: a step may take longer, up to the time of one of them within these bounds.
 LONG_PROMPT = 1024  # tokens, of those that wait on average
 EXTRA_PER_LONG_PROMPT = 8.0  # as EXTRA_PER_PROMPT
-# Or so much for each sequence that decodes: the more there are, the more end with a step and are followed by others,
-# and a queue that has grown until steps are long enough for it stays as long as it is then.
+# Or this much for each decoding sequence, if that is more: with many of them, one ends with every long step and its
+# client sends the next prompt, so a queue that grew while steps were short never drains.
 EXTRA_PER_LONG_PROMPT_AND_DECODE = 1.0
 MIN_LONG_PREFILL_SECONDS, MAX_LONG_PREFILL_SECONDS = 0.05, 0.1
 LONG_PREFILL_SECONDS_PER_PROMPT = 0.005  # where more prompts wait than sequences decode
@@ -37,12 +37,12 @@ SMOOTHING = 0.25  # weight of the newest measurement
 
 @dataclass(frozen=True)
 class DecodeReads:
-    """What a step of decodes reads from the device's memory, in shares of all weights.
+    """Memory that decode steps read, as fractions of the weights' bytes.
 
     Attributes:
-        cached_token: keys and values of a token, but of layers that see the last tokens alone.
-        experts: weights of a mixture's experts, of which a step reads those that its tokens choose.
-        experts_per_chosen: a mixture's experts for each that a token passes.
+        cached_token: a token's keys and values, in layers without a sliding window.
+        experts: all experts of a mixture; a step reads those that its tokens are routed to.
+        experts_per_chosen: number of experts divided by how many each token is routed to.
     """
 
     cached_token: float = 0.0
@@ -50,7 +50,7 @@ class DecodeReads:
     experts_per_chosen: float = 1.0
 
     def of(self, num_decodes: int, num_cached: int) -> float:
-        """With tokens that choose their experts by chance."""
+        """Of one step, if routing were random."""
         unchosen = (1 - 1 / self.experts_per_chosen) ** num_decodes
         return 1 - self.experts * unchosen + self.cached_token * num_cached
 
@@ -58,8 +58,8 @@ class DecodeReads:
 class PrefillBudget:
     """Budgets prompt tokens by the measured time of past steps; without measurements nothing is limited.
 
-    A step of decodes takes as long as it reads, which `reads` knows. So steps of a few short sequences say what many
-    long ones take, which may have prompts beside them for seconds.
+    A decode step is taken to last as long as it reads memory (`reads`). So the time of many long sequences follows from
+    that of a few short ones: they may have prompts beside them for seconds, during which it cannot be measured.
 
     `full_sizes`: ascending numbers of tokens at which a step with prompts wastes nothing. A step between two of them
     costs as much as the larger, because it is padded or the device idles, so it is rounded to one of them. Kernels of
@@ -72,7 +72,7 @@ class PrefillBudget:
         self._reads = reads or DecodeReads()
         per_chosen = self._reads.experts_per_chosen
         self._saturating_tokens = max(SATURATING_TOKENS, round(SATURATING_EXPERT_ROWS * per_chosen))
-        self._weights_seconds: float | None = None  # that reading as much as all weights takes
+        self._weights_seconds: float | None = None  # to read all weights once
         self._seconds_per_token: float | None = None
         self._launch_seconds: float | None = None  # of a step beyond the full sizes
 
@@ -88,9 +88,7 @@ class PrefillBudget:
             weights_seconds = seconds / self._reads.of(num_decodes, num_cached)
             self._weights_seconds = smoothed(self._weights_seconds, weights_seconds)
         elif decode_seconds is None and num_decodes == 0 and num_prompt_tokens >= self._saturating_tokens:
-            self._seconds_per_token = (
-                seconds / num_prompt_tokens
-            )  # until a step of decodes says what is not the tokens'
+            self._seconds_per_token = seconds / num_prompt_tokens  # too much, until a decode step was measured
         elif decode_seconds is not None and num_prompt_tokens >= MIN_PREFILL_TOKENS:
             is_launched = self._is_launched(num_prompt_tokens + num_decodes)
             if is_launched and num_prompt_tokens < self._tokens_while_launching(decode_seconds):
@@ -99,7 +97,7 @@ class PrefillBudget:
             self._seconds_per_token = smoothed(self._seconds_per_token, extra)
 
     def _decode_seconds(self, num_decodes: int, num_cached: int) -> float | None:
-        """Of a step of so many decodes with so many cached tokens, as far as it is known."""
+        """Estimate for a decode step; None before the first was measured."""
         if self._weights_seconds is None:
             return None
         return self._weights_seconds * self._reads.of(num_decodes, num_cached)

@@ -82,7 +82,7 @@ class StepGraphs:
         self._short_steps: dict[StepShape, StepGraph] = {}
         self._capture: Callable[[StepShape, int], StepGraph]
         self._left: dict[StepShape, None] = {}  # without a graph yet, those that are needed most often first
-        self.num_awaited = 0  # graphs that were captured while a step waited for them
+        self.num_awaited = 0  # graphs that were captured while a step waited
 
     @property
     def full_sizes(self) -> tuple[int, ...]:

@@ -291,9 +291,9 @@ class ModelRunner:
 
     @property
     def decode_reads(self) -> DecodeReads:
-        """What steps of decodes read."""
+        """Memory that decode steps read."""
         per_chosen = experts_per_chosen(self._own.layers)
-        if self._weights.stream is not None:  # all of the host's layers, beside which nothing else counts
+        if self._weights.stream is not None:  # copying the host's layers dwarfs the rest
             return DecodeReads(experts_per_chosen=per_chosen)
         windows = [layer.attention.sliding_window or self.max_model_len for layer in self._own.layers]
         seen_whole = sum(window >= self.max_model_len for window in windows) / len(windows)
@@ -331,7 +331,7 @@ class ModelRunner:
 
     @property
     def num_awaited_graphs(self) -> int:
-        """That were captured while a step waited for them."""
+        """CUDA graphs that were captured while a step waited."""
         return self._graphs.num_awaited + self._adapted_graphs.num_awaited
 
     def start(self, batch: StepBatch) -> RunningStep:

@@ -24,7 +24,7 @@ SHAPES = (
 
 def measure(ops: CudaOps, device: CudaDevice) -> Iterator[tuple[kernels.Row, kernels.Row]]:
     """Of each shape the row of bfloat16 and that of e4m3."""
-    ops.reserve_attention(256, HEADS[0], 128)
+    ops.reserve_attention(256, HEADS[0], kernels.HEAD_DIM)
     for rows, queries, context in SHAPES:
         of_bfloat16, of_e4m3 = (
             kernels._attention(ops, device, *HEADS, rows, queries, context, None, cached)
@@ -37,7 +37,7 @@ def main() -> None:
     device = CudaDevice()
     ops = CudaOps(device)
     for e4m3_cache in (False, True):
-        ops.compile(bfloat16, head_dims={128}, e4m3_cache=e4m3_cache)
+        ops.compile(bfloat16, head_dims={kernels.HEAD_DIM}, e4m3_cache=e4m3_cache)
     print("shape | bfloat16 us (GB/s) | e4m3 us (GB/s)")
     for pair in measure(ops, device):
         print(pair[0]["shape"], *(f"{row['us']:.1f} ({row['GB/s']:.0f})" for row in pair), sep=" | ")

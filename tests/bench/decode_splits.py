@@ -16,8 +16,8 @@ from tessera.engine.ops.cuda.attention import decode
 from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
 from tessera.engine.tensor import bfloat16, uint8
 from tests.bench import kernels
+from tests.bench.cache_kernels import HEADS
 
-HEADS = (32, 8)
 ROWS = (8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 CONTEXTS = (640, 2000, 6000)
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
@@ -25,10 +25,10 @@ CACHES = {"bfloat16": bfloat16, "e4m3": uint8}
 
 
 def measure(
-    ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str, splits: tuple[int, ...] = SPLITS
+    ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str, splits: tuple[int, ...]
 ) -> Iterator[tuple[int, float]]:
     """Splits a block, and the microseconds with so many; the first number is today's."""
-    ops.reserve_attention(max(rows, 1), HEADS[0], 128)
+    ops.reserve_attention(rows, HEADS[0], kernels.HEAD_DIM)
     calls = kernels.attention_calls(ops, device, *HEADS, rows, 1, context, CACHES[cache])
     today = decode.splits_per_block(rows, decode.head_groups(*HEADS))
     for number in (today, *splits):
@@ -53,7 +53,7 @@ def main() -> None:
     device = CudaDevice()
     ops = CudaOps(device)
     for cache in options.cache or CACHES:
-        ops.compile(bfloat16, head_dims={128}, e4m3_cache=cache == "e4m3")
+        ops.compile(bfloat16, head_dims={kernels.HEAD_DIM}, e4m3_cache=cache == "e4m3")
         for context in options.contexts:
             splits = tuple(number for number in SPLITS if number < most_splits(context))
             for rows in options.rows:

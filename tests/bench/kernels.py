@@ -36,6 +36,7 @@ REST = 0.05  # seconds before each figure: large products draw so much power tha
 # A layer's hidden size, query heads' width, width of q, k and v, intermediate size; layers in a chain.
 LAYERS = {"0.6B": (1024, 2048, 4096, 3072, 28), "8B": (4096, 4096, 6144, 14336, 8)}
 LAYER_ROWS = (1, 4, 16, 32, 64)
+HEAD_DIM = 128  # of attention
 READ_GB_S = 4300  # of memory, as measured
 
 Row = dict[str, Any]
@@ -156,7 +157,7 @@ def _random_cache(ops: CudaOps, cached: np.dtype[Any], shape: tuple[int, ...]) -
 
 
 def attention(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
-    ops.reserve_attention(256, 32, 128)
+    ops.reserve_attention(256, 32, HEAD_DIM)
     for heads, kv_heads in ((16, 8), (32, 8)):
         for rows in (1, 16, 64, 256):
             for context in (384, 640, 2048, 8192):
@@ -179,13 +180,13 @@ def _attention(
 ) -> Row:
     calls = attention_calls(ops, device, heads, kv_heads, rows, queries, context, cached)
     microseconds = measure(device, calls)
-    pairs, head_dim = rows * (queries * context - queries * (queries - 1) // 2), 128
+    pairs = rows * (queries * context - queries * (queries - 1) // 2)
     return {
         "kernel": "attention decode" if queries == 1 else "attention prefill",
         "shape": f"{rows} x {queries} of {context}, heads {heads}/{kv_heads}",
         "us": microseconds,
-        "GB/s": 2 * cached.itemsize * rows * context * kv_heads * head_dim / microseconds / 1e3,
-        "TFLOP/s": 4 * pairs * heads * head_dim / microseconds / 1e6,
+        "GB/s": 2 * cached.itemsize * rows * context * kv_heads * HEAD_DIM / microseconds / 1e3,
+        "TFLOP/s": 4 * pairs * heads * HEAD_DIM / microseconds / 1e6,
         "reference_us": reference.attention(heads, kv_heads, rows, queries, context) if reference else None,
     }
 
@@ -205,18 +206,18 @@ def attention_calls(
     The cache holds `cached`: bfloat16, or uint8 for e4m3, all of which are alike.
     """
     decodes = queries == 1
-    head_dim, block_size = 128, 16
+    block_size = 16
     per_row = -(-context // block_size)
-    layer_bytes = 2 * cached.itemsize * rows * per_row * block_size * kv_heads * head_dim
+    layer_bytes = 2 * cached.itemsize * rows * per_row * block_size * kv_heads * HEAD_DIM
     layers = max(1, min(2 * CALLS, COLD_BYTES // layer_bytes)) if decodes else 1
-    cache_shape = (layers * rows * per_row, kv_heads, block_size, head_dim)
+    cache_shape = (layers * rows * per_row, kv_heads, block_size, HEAD_DIM)
     keys, values = (_random_cache(ops, cached, cache_shape) for _ in range(2))
     order = np.random.default_rng(0).permutation(layers * rows * per_row).astype(np.int32)
     tables = order.reshape(layers, rows, per_row)
     tokens = rows * queries
-    qkv = random_tensor(ops, tokens, (heads + 2 * kv_heads) * head_dim)
-    q, out = (random_tensor(ops, tokens, heads * head_dim) for _ in range(2))
-    norm, cos_sin = random_tensor(ops, head_dim), empty((context, head_dim), float32, device)
+    qkv = random_tensor(ops, tokens, (heads + 2 * kv_heads) * HEAD_DIM)
+    q, out = (random_tensor(ops, tokens, heads * HEAD_DIM) for _ in range(2))
+    norm, cos_sin = random_tensor(ops, HEAD_DIM), empty((context, HEAD_DIM), float32, device)
     ops.fill_normal(cos_sin, std=1, seed=0)
     slots = tables[:, :, -1] * block_size + (context - 1) % block_size
     calls: list[Callable[[], object]] = []
@@ -231,7 +232,7 @@ def attention_calls(
             max_seqlen_q=queries,
             max_context_len=context,
         )
-        attend: dict[str, Any] = {"scale": head_dim**-0.5, "out": out}
+        attend: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "out": out}
         if decodes:
             transform = HeadTransform(cos_sin, norm, norm)
             attend |= {"num_heads": heads, "queries": q}
@@ -243,7 +244,7 @@ def attention_calls(
 
 def prefill_steps(ops: CudaOps, device: CudaDevice, reference: TorchReference | None) -> Iterator[Row]:
     """Chunks behind a cached context, sliding windows, prompts together, and a chunk beside decodes."""
-    ops.reserve_attention(256, 32, 128)
+    ops.reserve_attention(256, 32, HEAD_DIM)
     decodes = ((1, 640),) * 63
     steps: tuple[tuple[str, tuple[tuple[int, int], ...], int | None], ...] = (
         ("2048 of 8192", ((2048, 8192),), None),
@@ -286,7 +287,7 @@ def _step(
     block_size = 16
     query_lens, context_lens = np.array(rows, np.int32).T
     counts = -(-context_lens // block_size)
-    cache_shape = (int(counts.sum()), kv_heads, block_size, 128)
+    cache_shape = (int(counts.sum()), kv_heads, block_size, HEAD_DIM)
     keys, values = random_tensor(ops, *cache_shape), random_tensor(ops, *cache_shape)
     blocks = np.random.default_rng(0).permutation(int(counts.sum())).astype(np.int32)
     tables = np.zeros((len(rows), int(counts.max())), np.int32)
@@ -435,8 +436,8 @@ class TorchReference:
         return self._measure([partial(product, weights[i % copies]) for i in range(CALLS)])
 
     def attention(self, heads: int, kv_heads: int, rows: int, queries: int, context: int) -> float:
-        q = self._random(rows, heads, queries, 128)
-        k, v = (self._random(rows, kv_heads, context, 128) for _ in range(2))
+        q = self._random(rows, heads, queries, HEAD_DIM)
+        k, v = (self._random(rows, kv_heads, context, HEAD_DIM) for _ in range(2))
         sdpa = self.torch.nn.functional.scaled_dot_product_attention
         causal = queries > 1
         return self._measure([lambda: sdpa(q, k, v, is_causal=causal, enable_gqa=True)] * (3 if causal else CALLS))
@@ -444,7 +445,7 @@ class TorchReference:
     def chunk(self, heads: int, queries: int, context: int) -> float:
         """A chunk's queries behind a cached context; SDPA shares no heads there, so all have keys of their own."""
         bias = self.torch.nn.attention.bias.causal_lower_right(queries, context)
-        q = self._random(1, heads, queries, 128)
+        q = self._random(1, heads, queries, HEAD_DIM)
         k, v = (self._random(1, heads, context, 128) for _ in range(2))
         sdpa = self.torch.nn.functional.scaled_dot_product_attention
         return self._measure([lambda: sdpa(q, k, v, attn_mask=bias)] * 3)

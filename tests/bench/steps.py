@@ -184,7 +184,7 @@ def profile_batches(runner: ModelRunner, batches: list[StepBatch]) -> list[tuple
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What says which steps are measured."""
+    """Arguments that choose the steps to measure."""
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("rows", type=int, nargs="+", help="sequences in a step")
     parser.add_argument("--context", type=int, default=384)

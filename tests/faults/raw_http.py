@@ -19,7 +19,7 @@ def connect(url: str) -> socket.socket:
 
 
 def read_to_the_end(connection: socket.socket) -> bytes:
-    """What comes until the server closes; a reset, because of what was still under way to it, ends it as well."""
+    """Everything received until the server closes or resets the connection, as it may while more is being sent."""
     received = b""
     try:
         while piece := connection.recv(65536):

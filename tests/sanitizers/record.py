@@ -50,7 +50,7 @@ def store(file: Path, record: dict[str, Recorded]) -> None:
 def with_run(
     recorded: Recorded, tests: Iterable[str], done: set[str], found: Counter[Report], *, commit: str, date: str
 ) -> Recorded:
-    """What is recorded after a run of `tests`, of which those in `done` have ended well."""
+    """The record after a run of `tests`, of which those in `done` passed."""
     if not all(report.test for report in found):
         return recorded  # it may be about any of them
     cases: defaultdict[str, set[str]] = defaultdict(set)

@@ -159,7 +159,7 @@ def test_wire_parameter_return_token_ids(plain: Scripted, kind: str) -> None:
 
 @BOTH
 def test_wire_parameter_prompt_logprobs(plain: Scripted, kind: str) -> None:
-    """How they are answered: tests/app/openai/test_prompt_scores.py."""
+    """Their answers are tested in tests/app/openai/test_prompt_scores.py."""
     assert changed(plain, kind, prompt_logprobs=1) == {"prompt_logprobs": 1}
     assert refuses(plain, kind, "prompt_logprobs", 21)
 

@@ -57,7 +57,7 @@ def test_nothing_is_bounded_before_anything_was_measured() -> None:
 
 
 def test_a_first_step_of_prompts_alone_says_what_tokens_take() -> None:
-    """So the prompts that come at once to a server that has just started are not all in its second step."""
+    """So a burst of prompts on a server that has just started is not all in its second step."""
     budget = PrefillBudget()
     budget.record_step(SATURATING_TOKENS - 1, 0.1)
     budget.record_step(4 * SATURATING_TOKENS, 4 * SATURATING_TOKENS * TOKEN, 1)
@@ -88,7 +88,7 @@ def test_a_step_with_a_prompt_stays_within_the_multiple() -> None:
 
 
 def test_decodes_take_longer_the_more_they_have_cached() -> None:
-    """What a few short sequences take says what many long ones do, beside which there are prompts all the time."""
+    """The time of many long sequences is estimated from that of a few short ones."""
     share, num_cached = 1e-5, 200_000
     budget, long_decode = PrefillBudget(reads=DecodeReads(cached_token=share)), DECODE * (1 + share * num_cached)
     for _ in range(50):

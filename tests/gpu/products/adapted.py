@@ -39,7 +39,7 @@ class Always:
 
 
 def make_stack(ops: Ops, columns: int, kind: str, num_rows: int, ranks: tuple[int, ...] = RANKS) -> LoraStack:
-    """Nobody may read the last slot, which no row names, nor sums behind a slot's rank."""
+    """With NaN in the last slot, which no row uses and so no kernel may read."""
     stack = stack_of(ops, bfloat16, columns, PARTS[kind], ranks, 16, num_rows, room=4)
     b = stack.b.numpy().copy()
     b[-1] = np.nan

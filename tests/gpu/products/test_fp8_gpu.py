@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -294,6 +296,26 @@ def test_products(
         assert_close(gated.numpy(), silu_mul(product), dtype, roundings=3)
 
 
+@contextmanager
+def few_rows_in(blocks: int, ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernel of few rows on sm_90a for all products, on so many blocks."""
+    choose = sm90_rows.choose_plan
+    try:
+        monkeypatch.setattr(sm90_rows, "choose_plan", lambda problem, _, nbytes: choose(problem, blocks, nbytes))
+        ops.fp8_kernels.restrict(only=["sm90_rows"])
+        yield
+    finally:
+        monkeypatch.undo()
+        ops.fp8_kernels.restrict()
+
+
+def bits_of_two_rows(ops: CudaOps, weight: LinearWeight, x: Array) -> Array:
+    """Of the product, the first two rows."""
+    out = poisoned((len(x), weight.shape[0]), bfloat16, ops.device)
+    ops.linear(from_numpy(x, ops.device), weight, out=out)
+    return out.numpy()[:2].view(np.uint16)
+
+
 @pytest.mark.parametrize("count", [5, 16, 23, 32])
 @pytest.mark.parametrize("blocks", [1, 2, 5, 11], ids=lambda blocks: f"small-{blocks}")
 def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
@@ -310,46 +332,40 @@ def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
         random_array(29, (count, n), bfloat16),
     )
     cuda_ops.reserve_linear([weight], bfloat16, count)
-    choose = sm90_rows.choose_plan
     added, gated = from_numpy(residual, device), poisoned((count, n // 2), bfloat16, device)
     activate = Activate("silu_mul", empty((count, n), bfloat16, device))
-    try:
-        monkeypatch.setattr(sm90_rows, "choose_plan", lambda problem, _, nbytes: choose(problem, blocks, nbytes))
-        cuda_ops.fp8_kernels.restrict(only=["sm90_rows"])
+    with few_rows_in(blocks, cuda_ops, monkeypatch):
         cuda_ops.linear(from_numpy(x, device), weight, epilogue=Accumulate(), out=added)
         cuda_ops.linear(from_numpy(x, device), weight, epilogue=activate, out=gated)
-    finally:
-        monkeypatch.undo()
-        cuda_ops.fp8_kernels.restrict()
     product = rounded(Fp8Format(), x) @ numbers.T
     assert_close(added.numpy(), product + residual.astype(np.float64), bfloat16)
     assert_close(gated.numpy(), silu_mul(product), bfloat16, roundings=3)
 
 
+@pytest.mark.parametrize("count", [2, 16], ids=lambda count: f"small-{count}")
+def test_a_rows_bits_do_not_depend_on_how_many_there_are(count: int, cuda_ops: CudaOps) -> None:
+    device, n, k = cuda_ops.device, 48, 400
+    part, _ = weight_of(Fp8Format(), n, k, device)
+    weight, x = LinearWeight((part,)), random_array(30, (9, k), bfloat16)
+    cuda_ops.reserve_linear([weight], bfloat16, 16)
+    results = [bits_of_two_rows(cuda_ops, weight, rows) for rows in (x, np.resize(x, (count, k)))]
+    np.testing.assert_array_equal(results[0], results[1])
+
+
 @pytest.mark.parametrize("count", [2, 16, 17, 32], ids=lambda count: f"small-{count}")
 @pytest.mark.parametrize("blocks", [1, 19], ids=["in turns", "at once"])
-def test_a_rows_bits_do_not_depend_on_how_many_there_are(
+def test_a_rows_bits_do_not_depend_on_the_slabs_of_a_stage(
     blocks: int, count: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor on how many slabs a stage has, which may depend on it."""
+    """More rows have stages of fewer slabs."""
     if not sm90_rows.SM90_FP8_ROWS.supports(cuda_ops.device.arch):
         pytest.skip("no wgmma")
     device, n, k = cuda_ops.device, 304, 336
     part, _ = weight_of(Fp8Format(), n, k, device)
     weight, x = LinearWeight((part,)), random_array(30, (9, k), bfloat16)
     cuda_ops.reserve_linear([weight], bfloat16, 32)
-    choose = sm90_rows.choose_plan
-    results = []
-    try:
-        monkeypatch.setattr(sm90_rows, "choose_plan", lambda problem, _, nbytes: choose(problem, blocks, nbytes))
-        cuda_ops.fp8_kernels.restrict(only=["sm90_rows"])
-        for rows in (x, np.resize(x, (count, k))):
-            out = poisoned((len(rows), n), bfloat16, device)
-            cuda_ops.linear(from_numpy(rows, device), weight, out=out)
-            results.append(out.numpy()[:2].view(np.uint16))
-    finally:
-        monkeypatch.undo()
-        cuda_ops.fp8_kernels.restrict()
+    with few_rows_in(blocks, cuda_ops, monkeypatch):
+        results = [bits_of_two_rows(cuda_ops, weight, rows) for rows in (x, np.resize(x, (count, k)))]
     np.testing.assert_array_equal(results[0], results[1])
 
 

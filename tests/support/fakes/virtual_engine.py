@@ -21,7 +21,7 @@ from tessera.engine.runner.cuda_graphs import FULL_TOKENS, PROMPT_SEQS, PROMPT_T
 CLIENT = b"client"
 STEP_SECONDS = 0.25e-3  # that every step takes besides
 SMALLER_SHARE = 0.15  # of the shorter of reading weights and multiplying, which the longer does not hide
-MAX_GRAPH_TOKENS = 2048
+MAX_GRAPH_TOKENS = FULL_TOKENS[-1]
 
 
 @dataclass(frozen=True)
