@@ -40,7 +40,7 @@ __device__ __forceinline__ void attend(PrefillConsumer<T, Operand, HEAD_DIM, CON
   visible.sliding_window = sliding_window;
   visible.lane = epilogue.lane;
   auto release = [&](Barrier* empty) {
-    if (epilogue.lane == 0) barrier_arrive(empty);
+    if (arrives_for_warp(epilogue.lane)) barrier_arrive(empty);
   };
 
   // Scores are of keys as the cache has them: those of e4m3 have a scale for each head, and with CODES
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(WARPGROUP_SIZE*(CONSUMERS + 1), 1)
     sm90_paged_attention_prefill_kernel(SM90_PAGED_ATTENTION_PREFILL_PARAMS(T, Cached)) {
   using Layout = PrefillLayout<HEAD_DIM, CONSUMERS, STAGES, CODES>;
   using Codes = CodeProducer<HEAD_DIM, STAGES, CODES>;
-  constexpr int VALUE_FILLERS = IS_E4M3<Cached> ? Codes::WIDENERS : 1;
+  constexpr int VALUE_FILLERS = IS_E4M3<Cached> ? Codes::WIDENERS * WARP_ARRIVALS : 1;
   constexpr int KEY_FILLERS = CODES ? 1 : VALUE_FILLERS;
   constexpr int PRODUCERS = IS_E4M3<Cached> ? WARPS - 1 : 2;  // that take tiles of queries
   static_assert(sizeof(T) == 2, "tensor-core attention takes bfloat16 or float16");

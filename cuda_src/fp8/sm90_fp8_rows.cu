@@ -130,19 +130,30 @@ class SlabResults {
         accumulate_(accumulate),
         gated_(gated) {}
 
-  // This thread's scale of the weight, which comes from memory; before earlier kernels have ended.
+  // This thread's scale of the weight, which comes from memory; before earlier kernels have ended. With
+  // BLOCKS, sums are scaled already.
+  template <bool BLOCKS>
   __device__ __forceinline__ void begin(int first, const float* weight_scales) {
     static_assert(Stage::SLABS * WARP_ROWS <= CONSUMERS, "a thread has one row's");
     first_ = first;
     const int slab = first + threadIdx.x / WARP_ROWS, row = threadIdx.x % WARP_ROWS;
     const int feature = slab * slabs_.a_slab + row % slabs_.a_slab;
     const bool has = threadIdx.x < Stage::SLABS * WARP_ROWS && slab < slabs_.end && feature < slabs_.features;
-    of_row_ = has ? weight_scales[feature + row / slabs_.a_slab * slabs_.features] : 0.0f;
+    if constexpr (BLOCKS) {
+      of_row_ = 1.0f;
+    } else {
+      of_row_ = has ? weight_scales[feature + row / slabs_.a_slab * slabs_.features] : 0.0f;
+    }
   }
 
   // What earlier kernels have made, so that it is there when the sums are.
+  template <bool BLOCKS>
   __device__ __forceinline__ void fetch(const float* x_scales) {
-    of_token_ = threadIdx.x < num_rows_ ? load_updated(x_scales + threadIdx.x) : 0.0f;
+    if constexpr (BLOCKS) {
+      of_token_ = 1.0f;
+    } else {
+      of_token_ = threadIdx.x < num_rows_ ? load_updated(x_scales + threadIdx.x) : 0.0f;
+    }
     if constexpr (EARLY) load_added(Item(first_, threadIdx.x));
   }
 
@@ -228,6 +239,39 @@ class SlabResults {
   float of_row_ = 0.0f, of_token_ = 0.0f, added_[4];
 };
 
+// With BLOCKS, the scales of a stage's products: of a token, which the warp passes around, and of this
+// thread's two rows of each slab.
+template <typename Stage>
+struct StageScales {
+  float of_token, of_rows[Stage::TILES][2];
+
+  // `first`: slab of the turn; `block`: of k, the last one for what is beyond it and zero.
+  __device__ __forceinline__ void load(const BlockSlabs& slabs, int first, int block, int num_blocks,
+                                       int num_rows, const float* x_scales, const float* weight_scales) {
+    static_assert(Stage::ROWS <= WARP_SIZE, "a lane has one token's");
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE % Stage::TILE_SLABS;
+    const bool gated = slabs.a_slab < WARP_ROWS;
+    const int rows_between = gated ? slabs.features : WARP_ROWS / 2;
+    const int rows = gated ? 2 * slabs.features : slabs.features;
+    block = min(block, num_blocks - 1);
+    of_token = load_updated(x_scales + block * num_rows + min(lane, num_rows - 1));
+#pragma unroll
+    for (int tile = 0; tile < Stage::TILES; ++tile) {
+      const int slab = min(first + tile * Stage::TILE_SLABS + warp, slabs.end - 1);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = slab * slabs.a_slab + lane / 4 + half * rows_between;
+        of_rows[tile][half] = weight_scales[min(row, rows - 1) / STEP * num_blocks + block];
+      }
+    }
+  }
+
+  // Of one of this thread's tokens; all lanes of a warp call.
+  __device__ __forceinline__ float of(int token) const {
+    return __shfl_sync(FULL_WARP, of_token, token / 2 * 8 + threadIdx.x % 4 * 2 + token % 2);
+  }
+};
+
 // This thread's sums of its warp group's stages, in its fold.
 template <typename Stage>
 struct SlabSums {
@@ -235,8 +279,9 @@ struct SlabSums {
   float of_tiles[Stage::TILES][SUMS];
 
   // Add a stage's products to them. `offset`: of the stage in the ring, in 16 bytes.
+  template <bool BLOCKS>
   __device__ __forceinline__ void add(unsigned long long weight, unsigned long long x, unsigned offset,
-                                      int fold, Barrier* empty) {
+                                      int fold, Barrier* empty, const StageScales<Stage>& scales) {
     float products[Stage::TILES][Stage::COLUMNS / 2];
     wgmma_fence();
 #pragma unroll
@@ -254,12 +299,28 @@ struct SlabSums {
 #pragma unroll
     for (int tile = 0; tile < Stage::TILES; ++tile) hold_registers(products[tile]);
     if (threadIdx.x % WARP_SIZE == 0) barrier_arrive(empty);
+    const auto product = [&](int tile, int i) {
+      const float lower = products[tile][i], upper = products[tile][(Stage::FOLD - 1) * SUMS + i];
+      return Stage::FOLD == 2 && fold == 1 ? upper : lower;
+    };
+    if constexpr (BLOCKS) {
 #pragma unroll
-    for (int tile = 0; tile < Stage::TILES; ++tile) {
+      for (int token = 0; token < SUMS / 2; ++token) {  // of this thread's
+        const float scale = scales.of(token);
 #pragma unroll
-      for (int i = 0; i < SUMS; ++i) {
-        const float lower = products[tile][i], upper = products[tile][(Stage::FOLD - 1) * SUMS + i];
-        of_tiles[tile][i] += Stage::FOLD == 2 && fold == 1 ? upper : lower;
+        for (int tile = 0; tile < Stage::TILES; ++tile) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int i = token / 2 * 4 + half * 2 + token % 2;
+            of_tiles[tile][i] = fmaf(product(tile, i), scale * scales.of_rows[tile][half], of_tiles[tile][i]);
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int tile = 0; tile < Stage::TILES; ++tile) {
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) of_tiles[tile][i] += product(tile, i);
       }
     }
   }
@@ -279,12 +340,14 @@ struct SlabSums {
 // A barrier of all warps that multiply.
 __device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUMERS>(); }
 
-// out[m, n] = sum over k of values[m, k] * weight[n, k], times x_scales[m] * weight_scales[n], + bias[n], +
-// out[m, n] if `accumulate`; if `gated`, silu(g) * u with g = out[m, n] and u = out[m, n + out_features / 2]
-// of that. Sums of 128 of k in the tensor cores, of those in float32, rounded once.
+// out[m, n] = sum over k of values[m, k] * weight[n, k], times x_scales[m] * weight_scales[n] or, with
+// BLOCKS, each 128 of k times x_scales[k / 128, m] * weight_scales[n / 128, k / 128], + bias[n], + out[m, n]
+// if `accumulate`; if `gated`, silu(g) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that.
+// Sums of 128 of k in the tensor cores, of those in float32, rounded once.
 //   in:  maps of x [num_rows, in_features] e4m3, num_rows <= MOST_ROWS, and of weight
-//        [out_features, in_features] e4m3, as matrices of 2-byte elements; x_scales [num_rows] float;
-//        weight_scales [out_features] float; bias [out_features] T or null
+//        [out_features, in_features] e4m3, as matrices of 2-byte elements; x_scales [num_rows] or
+//        [ceil(in_features / 128), num_rows] float; weight_scales [out_features] or
+//        [ceil(out_features / 128), ceil(in_features / 128)] float; bias [out_features] T or null
 //   out: out [num_rows, out_features, or half of it if `gated`] T, rows `out_stride` apart; `gated` takes no
 //        bias and does not accumulate
 // Layout: row-major; in_features a multiple of 16. The map of x has boxes of num_rows rows, that of the
@@ -294,7 +357,7 @@ __device__ __forceinline__ void consumers_sync() { named_barrier_wait<1, CONSUME
 // Unit of work: all of k of up to Stage::SLABS slabs at a time. Two warp groups take stages by turns, and
 // with FOLD 2 the upper and the lower half of a product do; in the end all threads add up what they have. The
 // order of a result's sums depends on the weight and the grid.
-template <typename T, int TILES, int FOLD, int MOST_ROWS>
+template <typename T, int TILES, int FOLD, int MOST_ROWS, bool BLOCKS>
 __global__ void __launch_bounds__(THREADS, 2) sm90_fp8_rows_kernel(SM90_FP8_ROWS_PARAMS(T)) {
   using Stage = RowsStage<TILES, FOLD, MOST_ROWS>;
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -334,15 +397,21 @@ __global__ void __launch_bounds__(THREADS, 2) sm90_fp8_rows_kernel(SM90_FP8_ROWS
   int step = group;
 #pragma unroll 1
   for (int first = slabs.begin; first < slabs.end; first += Stage::SLABS) {
-    results.begin(first, weight_scales);
+    results.template begin<BLOCKS>(first, weight_scales);
     wait_for_earlier_kernels();
-    results.fetch(x_scales);
+    results.template fetch<BLOCKS>(x_scales);
     SlabSums<Stage> sums = {};
+    StageScales<Stage> scales;
 #pragma unroll 1
     for (; step < ring.steps; step += GROUPS) {
+      if constexpr (BLOCKS) {
+        scales.load(slabs, first, step * FOLD + fold, ceil_div(in_features, STEP), num_rows, x_scales,
+                    weight_scales);
+      }
       barrier_wait(&full[at.stage], at.parity);
-      sums.add(weight_descriptor, x_descriptor, at.stage * static_cast<unsigned>(Stage::BYTES >> 4), fold,
-               &empty[at.stage]);
+      sums.template add<BLOCKS>(weight_descriptor, x_descriptor,
+                                at.stage * static_cast<unsigned>(Stage::BYTES >> 4), fold, &empty[at.stage],
+                                scales);
       at.advance(stages);
       at.advance(stages);
     }

@@ -1,7 +1,8 @@
-"""Attention of decodes by how many splits of a row's keys a block takes: `python -m tests.bench.decode_splits`.
+"""Attention of decodes by how many blocks share a row: `python -m tests.bench.decode_splits`.
 
-Neither that nor the number of blocks changes a bit of the results. A line for each number of rows and context over
-each kind of cache, as it is measured: microseconds by splits a block, with what is chosen today in brackets.
+A line for each number of rows and context over each kind of cache, as it is measured: microseconds by what is chosen
+today, by so many blocks a row that merge through memory, by clusters of so many that merge in shared memory (c), each
+with the warps of few rows and of many (m).
 """
 
 from __future__ import annotations
@@ -11,37 +12,48 @@ from collections.abc import Iterator
 from unittest import mock
 
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import decode
-from tessera.engine.ops.cuda.attention.memory import MAX_SPLITS
 from tessera.engine.tensor import bfloat16, uint8
 from tests.bench import kernels
 from tests.bench.cache_kernels import HEADS
 
-ROWS = (8, 16, 24, 32, 40, 48, 64, 96, 128, 192, 256)
-CONTEXTS = (640, 2000, 6000)
-SPLITS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
+ROWS = (2, 4, 8, 12, 16, 24, 28, 32, 40, 48, 64, 96, 128, 256)
+CONTEXTS = (640, 2000, 6100)
+BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+CLUSTERS = (2, 4, 8)
 CACHES = {"bfloat16": bfloat16, "e4m3": uint8}
 
 
-def measure(
-    ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str, splits: tuple[int, ...]
-) -> Iterator[tuple[int, float]]:
-    """Splits a block, and the microseconds with so many; the first number is today's."""
+def divisions(rows: int, context: int) -> Iterator[tuple[str, decode.Division, int]]:
+    """What it is called, the division, and from how many rows and groups on there are the warps of many rows."""
+    groups = decode.head_groups(*HEADS)
+    most = -(-context // decode.MIN_SPLIT_KEYS)
+    for name, many in (("", decode.MANY_ROW_GROUPS), ("m", 1)):
+        if many == 1 and rows * groups >= decode.MANY_ROW_GROUPS:
+            continue
+        for blocks in BLOCKS:
+            if blocks <= most:
+                yield f"{blocks}{name}", decode.Division(1, decode.MIN_SPLIT_KEYS, blocks, 1), many
+    for cluster in CLUSTERS:
+        if rows * groups < decode.MANY_ROW_GROUPS and context <= SHORT_CONTEXT:
+            for splits in {cluster, most}:
+                yield f"{cluster}c{splits}", decode.Division(cluster, 64, splits, 1), decode.MANY_ROW_GROUPS
+
+
+def measure(ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str) -> Iterator[tuple[str, float]]:
+    """Microseconds by what the division is called; the first is today's."""
     ops.reserve_attention(rows, HEADS[0], kernels.HEAD_DIM)
     calls = kernels.attention_calls(ops, device, *HEADS, rows, 1, context, CACHES[cache])
-    today = decode.splits_per_block(rows, decode.head_groups(*HEADS))
-    for number in (today, *splits):
-        with mock.patch.object(decode, "splits_per_block", lambda *_, number=number: number):
-            decode.plan_decode.cache_clear()
-            yield number, kernels.measure(device, calls)
     decode.plan_decode.cache_clear()
-
-
-def most_splits(context: int) -> int:
-    """That a row has."""
-    division = decode.Division(1, decode.MIN_SPLIT_KEYS, MAX_SPLITS, 1)
-    return decode.decode_splits(context, context, division)
+    yield "today", kernels.measure(device, calls)
+    for name, division, many in divisions(rows, context):
+        chosen = mock.patch.object(decode, "divide", return_value=division)
+        with chosen, mock.patch.object(decode, "MANY_ROW_GROUPS", many):
+            decode.plan_decode.cache_clear()
+            yield name, kernels.measure(device, calls)
+    decode.plan_decode.cache_clear()
 
 
 def main() -> None:
@@ -55,13 +67,15 @@ def main() -> None:
     for cache in options.cache or CACHES:
         ops.compile(bfloat16, head_dims={kernels.HEAD_DIM}, e4m3_cache=cache == "e4m3")
         for context in options.contexts:
-            splits = tuple(number for number in SPLITS if number < most_splits(context))
             for rows in options.rows:
-                (today, us), *others = measure(ops, device, rows, context, cache, (*splits, most_splits(context)))
-                times = "  ".join(
-                    f"{number}: {other:.1f} ({100 * (us / other - 1):+.1f} %)" for number, other in others
+                (_, us), *others = measure(ops, device, rows, context, cache)
+                best = min(others, key=lambda other: other[1])
+                times = "  ".join(f"{name}: {other:.1f}" for name, other in others)
+                print(
+                    f"{cache} {rows} x {context}: {us:.1f}, best {best[0]} {best[1]:.1f} "
+                    f"({100 * (us / best[1] - 1):+.1f} %)  {times}",
+                    flush=True,
                 )
-                print(f"{cache} {rows} x {context} ({today}: {us:.1f})  {times}", flush=True)
 
 
 if __name__ == "__main__":

@@ -171,8 +171,8 @@ OF_FP8 = {
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},
         "sm90_fp8_rows_kernel": {
-            *("1 2 16", "1 1 16", "2 1 16", "4 1 16"),
-            *("1 2 32", "1 1 32", "2 1 32"),
+            *("1 2 16 false", "1 1 16 true", "2 1 16 false", "4 1 16 true", "4 1 16 false"),
+            *("1 2 32 true", "1 1 32 false", "2 1 32 true"),
         },
         "fp8_dequantize_kernel": {""},
         "rope_and_store_kernel": {"2 128"},

@@ -7,10 +7,14 @@ run which is killed has said it, too. SECONDS gets how long each took, STARTED w
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
 another one takes its place. PUT_OFF gets the tests that have not run for that.
+
+Of many processes that begin to use a device together, some have stood in cuInit for good. So they begin one by one,
+with a lock on BEGINNING, for which none waits longer than BEGINNING_SECONDS.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
@@ -19,9 +23,11 @@ from pathlib import Path
 import pytest
 
 from tessera.engine.contract.errors import DeviceError
+from tessera.engine.cuda.driver import find_device
 from tests.sanitizers.record import function_of
 
 LEAST_FREE = 0.25  # of the device's memory: a test and its kernels have taken 27 GB
+BEGINNING_SECONDS = 60.0
 USED_UP = pytest.StashKey[bool]()  # whether this process ends in front of its next test
 FAILED: set[str] = set()
 
@@ -50,6 +56,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (done if before & {item.nodeid, function_of(item.nodeid)} else left).append(item)
     config.hook.pytest_deselected(items=done)
     items[:] = left
+    if "PYTEST_XDIST_WORKER" in os.environ:  # whose conftest has said by now which device is its own
+        begin_to_use_the_device()
+
+
+def begin_to_use_the_device() -> None:
+    end = time.monotonic() + BEGINNING_SECONDS
+    with file("BEGINNING").open("w") as lock:
+        while time.monotonic() < end:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+        find_device()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -59,7 +59,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
 
     `skipped`: tests, and functions all of whose cases are meant. `logs`: a folder.
     """
-    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS", "STARTED")
+    names = ("BEGINNING", "COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS", "STARTED")
     files = {name: logs.absolute() / f"{tool}-{name.lower()}.txt" for name in names}
     for file in files.values():
         file.unlink(missing_ok=True)

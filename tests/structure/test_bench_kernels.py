@@ -44,7 +44,7 @@ PARTS: dict[str, Callable[[Any, Any], list[kernels.Row]]] = {
 
 
 @pytest.mark.parametrize("cache", decode_splits.CACHES)
-def test_decodes_are_timed_with_each_number_of_splits_a_block(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decodes_are_timed_with_each_division_of_rows(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launches: list[LaunchConfig] = []
 
     def measure(device: BenchDevice, calls: Sequence[Callable[[], object]]) -> float:
@@ -54,10 +54,15 @@ def test_decodes_are_timed_with_each_number_of_splits_a_block(cache: str, monkey
 
     monkeypatch.setattr(kernels, "measure", measure)
     device: Any = BenchDevice()
-    splits = (1, 2, 5)
-    found = list(decode_splits.measure(CudaOps(device), device, 40, 640, cache, splits))
-    assert [number for number, _ in found] == [5, *splits], "today's first"
-    assert [config.grid for config in launches] == [(8, 40, -(-5 // number)) for number, _ in found]
+    found = list(decode_splits.measure(CudaOps(device), device, 40, 640, cache))
+    assert [name for name, _ in found] == ["today", "1", "2", "3", "4", "5"]
+    assert [config.grid for config in launches[1:]] == [(8, 40, blocks) for blocks in range(1, 6)]
+    launches.clear()
+    few = dict(list(decode_splits.measure(CudaOps(device), device, 16, 640, cache)))
+    grids = dict(zip(few, (config.grid for config in launches), strict=True))
+    assert grids["3"] == grids["3m"] == (8, 16, 3)
+    assert grids["2c2"] == grids["2c5"] == (16, 16, 1), "clusters of two"
+    assert {config.block[0] for config in launches} == {64, 128}, "with two warps and with four"
 
 
 @pytest.mark.parametrize("part", [order_of_sums.products, order_of_sums.attention])

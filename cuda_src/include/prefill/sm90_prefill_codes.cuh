@@ -131,6 +131,8 @@ struct CodeProducer {
       } else {
         barrier_arrive(&ring.full[stage]);
       }
+    } else if (arrives_for_warp(lane)) {
+      barrier_arrive(&ring.full[stage]);
     }
     __syncwarp();
   }
@@ -189,6 +191,6 @@ struct CodeProducer {
     }
     fence_shared_for_async();
     __syncwarp();
-    if (lane == 0) barrier_arrive(&ring.full[stage]);
+    if (arrives_for_warp(lane)) barrier_arrive(&ring.full[stage]);
   }
 };

@@ -6,6 +6,7 @@
 #include "prefill/prefill_units.cuh"
 #include "ptx/sm90.cuh"
 #include "ptx/sm90_attention.cuh"
+#include "ptx/warp_arrival.cuh"
 
 constexpr int WARPS = WARPGROUP_SIZE / WARP_SIZE;
 constexpr int LINE = SWIZZLE_BYTES / 2;  // elements
@@ -47,7 +48,7 @@ struct TileQueue {
 };
 
 // The barriers of the rings of keys and values and of the queue; by one thread, before the block meets.
-// `key_fillers`, `value_fillers`: warps that fill a tile; `producers`: those that take tiles of queries.
+// `key_fillers`, `value_fillers`: arrivals that fill a tile; `producers`: warps that take tiles of queries.
 template <int CONSUMERS, int STAGES>
 __device__ __forceinline__ void init_barriers(int key_fillers, int value_fillers, int producers,
                                               Barrier* full_k, Barrier* full_v, Barrier* empty_k,
@@ -55,8 +56,8 @@ __device__ __forceinline__ void init_barriers(int key_fillers, int value_fillers
   for (int i = 0; i < STAGES; ++i) {
     barrier_init(&full_k[i], key_fillers);
     barrier_init(&full_v[i], value_fillers);
-    barrier_init(&empty_k[i], CONSUMERS * WARPS);
-    barrier_init(&empty_v[i], CONSUMERS * WARPS);
+    barrier_init(&empty_k[i], CONSUMERS * WARPS * WARP_ARRIVALS);
+    barrier_init(&empty_v[i], CONSUMERS * WARPS * WARP_ARRIVALS);
   }
   for (int i = 0; i < SLOTS; ++i) {
     barrier_init(&queue.announced[i], 1);

@@ -6,9 +6,9 @@
 #include "generated/sm90_block_fragments.cuh"
 #include "linear/sm90_product.cuh"
 #include "ptx/sm90_fragments.cuh"
+#include "ptx/warp_arrival.cuh"
 #include "quant/block_formats.cuh"
 #include "quant/block_small.cuh"
-#include "quant/warp_arrival.cuh"
 
 constexpr int FEEDERS = WARPGROUP_SIZE;
 constexpr int TURNING_WARPS = FEEDERS / WARP_SIZE - 1;  // bring x into order; the last warp copies it

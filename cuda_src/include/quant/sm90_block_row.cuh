@@ -3,9 +3,9 @@
 #pragma once
 
 #include "generated/sm90_block_row.cuh"
+#include "ptx/warp_arrival.cuh"
 #include "quant/block_row.cuh"
 #include "quant/sm90_block_ring.cuh"
-#include "quant/warp_arrival.cuh"
 
 constexpr int ROW_THREADS = ROW_WARPS * WARP_SIZE;
 constexpr int TILE_ROWS = 2 * UNIT;  // of an mma

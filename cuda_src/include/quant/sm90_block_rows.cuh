@@ -3,9 +3,9 @@
 #pragma once
 
 #include "generated/sm90_block_rows.cuh"
+#include "ptx/warp_arrival.cuh"
 #include "quant/block_small.cuh"
 #include "quant/sm90_block_ring.cuh"
-#include "quant/warp_arrival.cuh"
 
 constexpr int MULTIPLYING_WARPS = 2 * WARPS;  // the first ones; then those that store, and one that copies
 constexpr int ROWS_THREADS = (MULTIPLYING_WARPS + STORING_WARPS + 1) * WARP_SIZE;

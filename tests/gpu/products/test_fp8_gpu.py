@@ -316,16 +316,17 @@ def bits_of_two_rows(ops: CudaOps, weight: LinearWeight, x: Array) -> Array:
     return out.numpy()[:2].view(np.uint16)
 
 
+@pytest.mark.parametrize("scheme", ["rows", "blocks"])
 @pytest.mark.parametrize("count", [5, 16, 23, 32])
 @pytest.mark.parametrize("blocks", [1, 2, 5, 11], ids=lambda blocks: f"small-{blocks}")
 def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
-    blocks: int, count: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+    blocks: int, count: int, scheme: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In turns, where one stage has no room for all; with rests of features and of k."""
     if not sm90_rows.SM90_FP8_ROWS.supports(cuda_ops.device.arch):
         pytest.skip("no wgmma")
-    device, n, k = cuda_ops.device, 304, 656
-    part, numbers = weight_of(Fp8Format(), n, k, device)
+    device, format, n, k = cuda_ops.device, SCHEMES[scheme], 306, 656
+    part, numbers = weight_of(format, n, k, device)
     weight, x, residual = (
         LinearWeight((part,)),
         random_array(28, (count, k), bfloat16),
@@ -337,7 +338,7 @@ def test_blocks_of_several_rows_have_as_many_slabs_as_there_are(
     with few_rows_in(blocks, cuda_ops, monkeypatch):
         cuda_ops.linear(from_numpy(x, device), weight, epilogue=Accumulate(), out=added)
         cuda_ops.linear(from_numpy(x, device), weight, epilogue=activate, out=gated)
-    product = rounded(Fp8Format(), x) @ numbers.T
+    product = rounded(format, x) @ numbers.T
     assert_close(added.numpy(), product + residual.astype(np.float64), bfloat16)
     assert_close(gated.numpy(), silu_mul(product), bfloat16, roundings=3)
 
@@ -352,16 +353,17 @@ def test_a_rows_bits_do_not_depend_on_how_many_there_are(count: int, cuda_ops: C
     np.testing.assert_array_equal(results[0], results[1])
 
 
+@pytest.mark.parametrize("scheme", ["rows", "blocks"])
 @pytest.mark.parametrize("count", [2, 16, 17, 32], ids=lambda count: f"small-{count}")
 @pytest.mark.parametrize("blocks", [1, 19], ids=["in turns", "at once"])
 def test_a_rows_bits_do_not_depend_on_the_slabs_of_a_stage(
-    blocks: int, count: int, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
+    blocks: int, count: int, scheme: str, cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rows have stages of fewer slabs."""
     if not sm90_rows.SM90_FP8_ROWS.supports(cuda_ops.device.arch):
         pytest.skip("no wgmma")
     device, n, k = cuda_ops.device, 304, 336
-    part, _ = weight_of(Fp8Format(), n, k, device)
+    part, _ = weight_of(SCHEMES[scheme], n, k, device)
     weight, x = LinearWeight((part,)), random_array(30, (9, k), bfloat16)
     cuda_ops.reserve_linear([weight], bfloat16, 32)
     with few_rows_in(blocks, cuda_ops, monkeypatch):

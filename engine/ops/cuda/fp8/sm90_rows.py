@@ -6,7 +6,7 @@ the weight and the GPU.
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, product
 from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
@@ -42,7 +42,7 @@ class Sm90Fp8RowsParams(NamedTuple):
 SM90_FP8_ROWS = KernelSpec(
     file="fp8/sm90_fp8_rows.cu",
     name="sm90_fp8_rows_kernel",
-    template=("T", "TILES", "FOLD", "MOST_ROWS"),
+    template=("T", "TILES", "FOLD", "MOST_ROWS", "BLOCKS"),
     params=Sm90Fp8RowsParams,
     min_arch=90,
     arch_specific=True,
@@ -132,7 +132,7 @@ def choose_plan(problem: Fp8Problem, multiprocessors: int, shared_bytes: int) ->
 def _accepts(problem: Fp8Problem, device: CudaDevice) -> Plan | None:
     if not SM90_FP8_ROWS.supports(device.arch) or problem.from_x or problem.num_rows > MAX_ROWS:
         return None
-    if problem.groups or problem.in_order or problem.out_dtype != problem.dtype:
+    if problem.in_order or problem.out_dtype != problem.dtype:
         return None
     if problem.gated and (problem.biased or problem.accumulates):
         return None
@@ -159,22 +159,23 @@ def _launch(device: CudaDevice, problem: Fp8Problem, plan: Plan, operands: Fp8Op
         gated=problem.gated,
     )
     config = LaunchConfig((plan.blocks, 1, 1), (WARPS * WARP_SIZE, 1, 1), plan.asked)
-    device.launch(SM90_FP8_ROWS, template_of(plan.stage, problem.dtype), config, params)
+    device.launch(SM90_FP8_ROWS, template_of(plan.stage, problem.dtype, groups=problem.groups), config, params)
 
 
-def template_of(stage: Stage, dtype: str) -> tuple[str, ...]:
-    return (dtype, *map(str, stage))
+def template_of(stage: Stage, dtype: str, *, groups: bool) -> tuple[str, ...]:
+    return (dtype, *map(str, stage), "true" if groups else "false")
 
 
 def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:
     """All that may be launched for elements of this C type."""
-    stages = () if groups else chain.from_iterable(STAGES.values())
-    return [(SM90_FP8_ROWS, template_of(stage, dtype)) for stage in stages]
+    stages = chain.from_iterable(STAGES.values())
+    return [(SM90_FP8_ROWS, template_of(stage, dtype, groups=groups)) for stage in stages]
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that may be launched for elements of these C types."""
-    return [kernel for dtype in dtypes if dtype != "float" for kernel in kernels_of(dtype, groups=False)]
+    kinds = product((dtype for dtype in dtypes if dtype != "float"), (False, True))
+    return [kernel for dtype, groups in kinds for kernel in kernels_of(dtype, groups=groups)]
 
 
 FP8_LINEAR.register(Candidate("sm90_rows", SPECS, _accepts, _launch, order=-1))
