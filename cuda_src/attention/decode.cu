@@ -99,8 +99,9 @@ struct DecodeRow {
 //        rope_and_store_kernel
 //        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //        scale_log2 = scale * log2(e), positive, or CAPPED scale / cap with cap_log2 = cap * log2(e), for
-//        scores cap * tanh(q . k * scale / cap); min_split_keys a multiple of 64; beside_prefill: the kernel
-//        in front has let this one start when all that both need was there, and they run side by side
+//        scores cap * tanh(q . k * scale / cap); min_split_keys and max_split_keys multiples of 64;
+//        beside_prefill: the kernel in front has let this one start when all that both need was there, and
+//        they run side by side
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 //        partial_out [num_seqs, num_heads, max_splits, HEAD_DIM] float
 //        partial_sums [num_seqs, num_heads, max_splits, 2] float
@@ -159,8 +160,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int num_group_heads = min(group - group_begin, GROUP_ROWS);
   // [2][HEAD_DIM]: key and value.
   Cached* const newest = reinterpret_cast<Cached*>(tile_q + num_group_heads * Tile::PITCH);
-  const int lane = threadIdx.x % WARP_SIZE;
-  const int warp = threadIdx.x / WARP_SIZE;
+  const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
   const int row = blockIdx.y;
   auto clear = [&](int first, int end) {
     clear_rows(out + head0 * HEAD_DIM, first, end, gridDim.y, num_heads * HEAD_DIM,
@@ -171,7 +171,8 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int first_behind = part == 0 ? cu_seqlens_q[num_seqs] + row : num_tokens;  // of what has no row
   if constexpr (FUSED) own_row.find_slot(min(row, num_tokens - 1), slot_mapping, positions, rotary_dim > 0);
   const int token = own_row.token, slot = own_row.slot, context_len = own_row.context_len;
-  const Splits splits = find_splits(context_len, sliding_window, min_split_keys, max_splits);
+  const Splits splits =
+      find_even_splits(context_len, sliding_window, even_splits, min_split_keys, max_split_keys, max_splits);
   const BlockSplits own = find_block_splits<CLUSTERED>(splits, part, block_splits, cluster_log2);
   const int num_blocks = own.num_blocks;
   if (!own_row.has_one_query() || context_len <= 0) {

@@ -23,23 +23,25 @@ ROWS = (2, 4, 8, 12, 16, 24, 28, 32, 40, 48, 64, 96, 128, 256)
 CONTEXTS = (640, 2000, 6100)
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 CLUSTERS = (2, 4, 8)
+LEAST = decode.MIN_SPLIT_KEYS
+FEW = decode.MANY_ROW_GROUPS
 CACHES = {"bfloat16": bfloat16, "e4m3": uint8}
 
 
 def divisions(rows: int, context: int) -> Iterator[tuple[str, decode.Division, int]]:
     """What it is called, the division, and from how many rows and groups on there are the warps of many rows."""
     groups = decode.head_groups(*HEADS)
-    most = -(-context // decode.MIN_SPLIT_KEYS)
-    for name, many in (("", decode.MANY_ROW_GROUPS), ("m", 1)):
-        if many == 1 and rows * groups >= decode.MANY_ROW_GROUPS:
+    most = -(-context // LEAST)
+    for name, many in (("", FEW), ("m", 1)):
+        if many == 1 and rows * groups >= FEW:
             continue
         for blocks in BLOCKS:
             if blocks <= most:
-                yield f"{blocks}{name}", decode.Division(1, decode.MIN_SPLIT_KEYS, blocks, 1), many
+                yield f"{blocks}{name}", decode.Division(1, blocks, LEAST, decode.NO_LIMIT, blocks, 1), many
     for cluster in CLUSTERS:
-        if rows * groups < decode.MANY_ROW_GROUPS and context <= SHORT_CONTEXT:
+        if rows * groups < FEW and context <= SHORT_CONTEXT:
             for splits in {cluster, most}:
-                yield f"{cluster}c{splits}", decode.Division(cluster, 64, splits, 1), decode.MANY_ROW_GROUPS
+                yield f"{cluster}c{splits}", decode.Division(cluster, splits, 64, decode.NO_LIMIT, splits, 1), FEW
 
 
 def measure(ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str) -> Iterator[tuple[str, float]]:

@@ -5,8 +5,8 @@
 #include "attention/attention.cuh"
 #include "generated/decode.cuh"
 
-// How a row's keys are divided. It depends on the row's own length, the window and two numbers that are the
-// same for every step, but for one of a single row: what other rows there are makes no difference.
+// How a row's keys are divided: by its own length, the window and numbers that with one order of sums are the
+// same for every step, but for one of a single row.
 struct Splits {
   int first_key;  // a multiple of WARP_KEYS, not after the oldest visible key
   int size;       // keys a split, a multiple of SPLIT_KEYS
@@ -20,6 +20,16 @@ __device__ __forceinline__ Splits find_splits(int context_len, int sliding_windo
   int size = min_split_keys;
   if (num_keys > size * max_splits) size = ceil_div(ceil_div(num_keys, max_splits), SPLIT_KEYS) * SPLIT_KEYS;
   return {first_key, size, max(ceil_div(num_keys, size), 1)};
+}
+
+// `even_splits` of a row or, where those had more than max_split_keys, a multiple of them.
+__device__ __forceinline__ Splits find_even_splits(int context_len, int sliding_window, int even_splits,
+                                                   int min_split_keys, int max_split_keys, int max_splits) {
+  const int first_key = max(context_len - sliding_window, 0) / WARP_KEYS * WARP_KEYS;
+  int units = small_ceil_div(ceil_div(context_len - first_key, SPLIT_KEYS), even_splits);
+  if (units * SPLIT_KEYS > max_split_keys)
+    units = ceil_div(units, ceil_div(units * SPLIT_KEYS, max_split_keys));
+  return find_splits(context_len, sliding_window, max(units * SPLIT_KEYS, min_split_keys), max_splits);
 }
 
 // Zeros for `elements` of each of the rows first, first + stride, ... before `end` of a matrix [*,

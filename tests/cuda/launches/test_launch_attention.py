@@ -260,19 +260,27 @@ def test_prefill_grid_has_a_block_for_every_tile() -> None:
 
 
 def splits_of_row(context_len: int, window: int, division: attention_decode.Division) -> int:
-    """As `find_splits` in attention/decode.cu counts them."""
+    """As `find_even_splits` in attention/decode_splits.cuh counts them."""
     warp_keys, split_keys = attention_decode.WARP_KEYS, attention_decode.SPLIT_KEYS
     num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
-    even = ceil_div(ceil_div(num_keys, division.max_splits), split_keys) * split_keys
-    return max(ceil_div(num_keys, max(even, division.min_split_keys)), 1)
+    units = ceil_div(ceil_div(num_keys, split_keys), division.even_splits)
+    if units * split_keys > division.max_split_keys:
+        units = ceil_div(units, ceil_div(units * split_keys, division.max_split_keys))
+    size = max(units * split_keys, division.min_split_keys)
+    if num_keys > size * division.max_splits:
+        size = ceil_div(ceil_div(num_keys, division.max_splits), split_keys) * split_keys
+    return max(ceil_div(num_keys, size), 1)
 
 
 @pytest.mark.parametrize("window", [NO_WINDOW, 1, 250, 600, 4096])
 @pytest.mark.parametrize("max_splits", [1, 8, 31, 32])
 @pytest.mark.parametrize("num_seqs", [1, 5, 16, 64])
-def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int) -> None:
+@pytest.mark.parametrize("in_order", [False, True], ids=["", "in order"])
+def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int, in_order: bool) -> None:
     for longest in (0, 1, 64, 65, 2048, 5000, 8192, 131072):
-        division = attention_decode.divide(num_seqs, 8, longest, max_splits, clusters=True)
+        division = attention_decode.divide(
+            num_seqs, 8, longest, max_splits, 396, clusters=True, in_order=in_order, e4m3=num_seqs == 64
+        )
         splits = attention_decode.decode_splits(longest, window, division)
         for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
             assert splits_of_row(context_len, window, division) <= splits
@@ -329,16 +337,31 @@ def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
     assert second.index("wait_for_earlier_kernels()") < second.index("let_next_kernel_start()")
 
 
-def test_few_rows_have_a_block_for_each_split_and_many_share() -> None:
+def test_few_rows_in_order_have_a_block_for_each_split_and_many_share() -> None:
     assert attention_decode.splits_per_block(1, 8) == 1
     counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
     assert counts == sorted(counts)
     assert counts[-1] == memory.MAX_SPLITS
     shape = attention_decode.DECODE_SHAPES[128]
     for block_splits in counts:
-        division = attention_decode.Division(1, attention_decode.MIN_SPLIT_KEYS, 32, block_splits)
+        division = attention_decode.Division(1, 32, 128, attention_decode.NO_LIMIT, 32, block_splits)
         blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, division).grid[2]
         assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
+
+
+@pytest.mark.parametrize(("row_groups", "blocks"), [(16, 24), (128, 3), (224, 3), (256, 3), (396, 1), (1000, 1)])
+def test_blocks_of_all_rows_nearly_fill_the_device(row_groups: int, blocks: int) -> None:
+    """Once or some whole number of times, of 396 that it has room for."""
+    assert attention_decode.blocks_per_row(row_groups, 396) == blocks
+    rounds = row_groups * blocks / 396
+    assert rounds / -(-rounds // 1) >= attention_decode.FULL_ENOUGH
+
+
+def test_one_long_row_among_short_ones_has_many_blocks() -> None:
+    """Else all would wait for the few blocks that a short row has."""
+    division = attention_decode.divide(16, 8, 131072, 32, 396, clusters=True)
+    splits = {keys: splits_of_row(keys, NO_WINDOW, division) for keys in (100, 600, 12000, 13000, 100000)}
+    assert splits == {100: 1, 600: 3, 12000: 3, 13000: 6, 100000: 16}
 
 
 @pytest.mark.parametrize("cached", [bfloat16, uint8], ids=["16 bits", "e4m3"])

@@ -59,6 +59,11 @@ DECODE_CASES = [
 ]
 
 
+@pytest.fixture
+def ops_in_order(cuda_ops: CudaOps) -> CudaOps:
+    return CudaOps(cuda_ops.device, batch_invariant=True)
+
+
 @dtypes
 @pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
 def test_a_decode_step(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
@@ -81,8 +86,8 @@ def test_a_decode_step_without_some_of_it(
 @dtypes
 @pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
 def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps) -> None:
-    """Else a row's tokens would depend on whether another row of its step is being prefilled. A row by itself is
-    divided into smaller parts, which changes its last bits."""
+    """The second is for steps in which another row is being prefilled. A row by itself is divided into smaller parts,
+    which changes its last bits."""
     step = DecodeInputs.of(replace(case, dtype=dtype))
     if len(case.rows) == 1:
         assert_close(step.run(cuda_ops)[0], step.run(cuda_ops, fused=False)[0], dtype)
@@ -91,7 +96,7 @@ def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[
         np.testing.assert_array_equal(bits(one), bits(two))
 
 
-def test_the_number_of_blocks_changes_no_bit(cuda_ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_order_the_number_of_blocks_changes_no_bit(ops_in_order: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
     grids: list[tuple[int, ...]] = []
 
@@ -105,7 +110,7 @@ def test_the_number_of_blocks_changes_no_bit(cuda_ops: CudaOps, monkeypatch: pyt
         for number in (1, 2, 7, 32):
             monkeypatch.setattr(decode, "splits_per_block", lambda *_, number=number: number)
             decode.plan_decode.cache_clear()
-            results.append(step.run(cuda_ops))
+            results.append(step.run(ops_in_order))
     finally:
         monkeypatch.undo()
         decode.plan_decode.cache_clear()
@@ -115,14 +120,33 @@ def test_the_number_of_blocks_changes_no_bit(cuda_ops: CudaOps, monkeypatch: pyt
             np.testing.assert_array_equal(bits(actual), bits(want))
 
 
-def test_a_row_of_a_decode_step_is_bit_for_bit_what_it_is_beside_any_other(cuda_ops: CudaOps) -> None:
+def test_in_order_a_row_is_bit_for_bit_what_it_is_beside_any_other(ops_in_order: CudaOps) -> None:
     rows = DECODE_ROWS[:32]
     step = DecodeInputs.of(AttentionCase("", rows, head_dim=128, num_heads=16, num_kv_heads=8, dtype=bfloat16))
-    expected = step.run(cuda_ops)[0]
+    expected = step.run(ops_in_order)[0]
     for row in range(0, len(rows) - 1, 7):
-        np.testing.assert_array_equal(step.rows(slice(row, row + 2)).run(cuda_ops)[0], expected[row : row + 2])
+        np.testing.assert_array_equal(step.rows(slice(row, row + 2)).run(ops_in_order)[0], expected[row : row + 2])
     for row in (0, 9, 22):  # as many as clusters are for
-        np.testing.assert_array_equal(step.rows(slice(row, row + 10)).run(cuda_ops)[0], expected[row : row + 10])
+        np.testing.assert_array_equal(step.rows(slice(row, row + 10)).run(ops_in_order)[0], expected[row : row + 10])
+
+
+@pytest.mark.parametrize("even_splits", [1, 2, 3, 5])
+@pytest.mark.parametrize("most_keys", [128, 512, decode.NO_LIMIT], ids=lambda keys: f"{keys}-keys")
+def test_rows_of_any_lengths_in_any_number_of_blocks(
+    most_keys: int, even_splits: int, cuda_ops: CudaOps, cpu_ops: CpuOps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is longer than so many blocks take has a multiple of them."""
+    case = AttentionCase("", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2, sliding_window=1900, dtype=bfloat16)
+    step = DecodeInputs.of(case)
+    division = decode.Division(1, even_splits, 128, most_keys, 9, 1)
+    try:
+        monkeypatch.setattr(decode, "divide", lambda *_, **__: division)
+        decode.plan_decode.cache_clear()
+        found = step.run(cuda_ops)[0]
+    finally:
+        monkeypatch.undo()
+        decode.plan_decode.cache_clear()
+    assert_close(found, step.run(cpu_ops)[0], bfloat16)
 
 
 def test_a_graph_of_decode_steps_follows_the_lengths(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:

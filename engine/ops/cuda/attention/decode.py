@@ -56,7 +56,9 @@ class PagedAttentionDecodeParams(NamedTuple):
     block_size: Int32
     block_table_width: Int32
     sliding_window: Int32
+    even_splits: Int32
     min_split_keys: Int32
+    max_split_keys: Int32
     max_splits: Int32
     block_splits: Int32
     cluster_log2: Int32
@@ -115,7 +117,14 @@ declare_header(
 )
 
 MIN_SPLIT_KEYS = 128
-ROW_GROUPS_PER_SPLIT = 64
+FULL_ENOUGH = 0.8  # of the device, by the last blocks of a launch
+WHOLE_ROW_KEYS = 704  # of codes, that are one block's where rows alone have blocks for half of the device
+MULTIPROCESSOR_WARPS = 12  # for which it has registers
+LONG_SPLIT_KEYS = 4096  # rows of more keys a split have more splits, so that a step does not wait for one long row
+MOST_ROW_BLOCKS = 2048  # of a launch, by rows that are so long: blocks that have nothing to do take time, too
+NO_LIMIT = 1 << 30  # keys
+STATIC_BYTES = 1536  # of shared memory for each block: what the kernel declares, and what the driver keeps
+ROW_GROUPS_PER_SPLIT = 64  # in order
 ONE_ROW_BLOCKS = MAX_CLUSTER
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
 PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
@@ -202,29 +211,52 @@ def may_cluster(head_dim: int) -> bool:
 class Division(NamedTuple):
     """How the keys of rows are divided among blocks.
 
+    In order, a split depends on its row alone, and blocks have several. Otherwise each block has one.
+
     Attributes:
         cluster: blocks that share a row's splits and merge them in each other's shared memory; 1: one block has
             `block_splits`, and several merge through memory.
-        min_split_keys: of a split, where there are not `max_splits` of them.
+        even_splits: of a row; a multiple of them where they had more than `max_split_keys`.
+        min_split_keys, max_split_keys: of a split; more only where a row has `max_splits`.
         max_splits: of any row.
         block_splits: of a block that is not of a cluster.
     """
 
     cluster: int
+    even_splits: int
     min_split_keys: int
+    max_split_keys: int
     max_splits: int
     block_splits: int
 
 
 def decode_splits(max_context_len: int, sliding_window: int, division: Division) -> int:
     """The most splits that a row of up to `max_context_len` keys is divided into."""
-    num_keys = min(max_context_len, sliding_window + WARP_KEYS - 1)
-    return min(max(ceil_div(num_keys, division.min_split_keys), 1), division.max_splits)
+    num_keys = max(min(max_context_len, sliding_window + WARP_KEYS - 1), 1)
+    times = ceil_div(ceil_div(num_keys, division.even_splits), division.max_split_keys)
+    return min(ceil_div(num_keys, division.min_split_keys), division.even_splits * times, division.max_splits)
 
 
 def splits_per_block(num_seqs: int, groups: int) -> int:
-    """1 while there are few rows, so that a row is done soon; with many, what a block begins with is done seldom."""
+    """In order: 1 while there are few rows, so that a row is done soon; with many, what a block begins with is done
+    seldom."""
     return min(ceil_div(num_seqs * groups, ROW_GROUPS_PER_SPLIT), MAX_SPLITS)
+
+
+def blocks_per_row(row_groups: int, blocks_at_once: int) -> int:
+    """As few as together fill the device nearly, once or some whole number of times.
+
+    Args:
+        row_groups: rows times groups of heads.
+        blocks_at_once: that the device has room for.
+    """
+
+    def last_share(blocks: int) -> float:
+        return row_groups * blocks / (ceil_div(row_groups * blocks, blocks_at_once) * blocks_at_once)
+
+    once = min(blocks_at_once // row_groups, MAX_SPLITS)
+    choices = (once, *range(1, MAX_SPLITS)) if once else range(1, MAX_SPLITS)
+    return next((blocks for blocks in choices if last_share(blocks) >= FULL_ENOUGH), max(once, 1))
 
 
 def head_groups(num_heads: int, num_kv_heads: int) -> int:
@@ -233,21 +265,35 @@ def head_groups(num_heads: int, num_kv_heads: int) -> int:
 
 
 def divide(
-    num_seqs: int, groups: int, max_context_len: int, max_splits: int, *, clusters: bool, in_order: bool = False
+    num_seqs: int,
+    groups: int,
+    max_context_len: int,
+    max_splits: int,
+    blocks_at_once: int,
+    *,
+    clusters: bool,
+    in_order: bool = False,
+    e4m3: bool = False,
 ) -> Division:
     """For `num_seqs` rows of up to `max_context_len` keys and `groups` of heads.
 
-    `in_order`: only the number of blocks depends on the rows.
+    `blocks_at_once`: that the device has room for; `in_order`: only the number of blocks depends on the rows.
     """
-    block_splits = splits_per_block(num_seqs, groups)
-    if clusters and max_context_len <= SHORT_CONTEXT:  # longer rows need more blocks than a cluster has
-        if num_seqs == 1:
-            if in_order:
-                return Division(ONE_ROW_BLOCKS, MIN_SPLIT_KEYS, max_splits, block_splits)
-            return Division(ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, ONE_ROW_BLOCKS, block_splits)
-        if PAIRED_ROW_GROUPS[0] <= num_seqs * groups <= PAIRED_ROW_GROUPS[1]:
-            return Division(2, MIN_SPLIT_KEYS, max_splits, block_splits)
-    return Division(1, MIN_SPLIT_KEYS, max_splits, block_splits)
+    short = clusters and max_context_len <= SHORT_CONTEXT  # longer rows need more blocks than a cluster has
+    row_groups = num_seqs * groups
+    if in_order:
+        block_splits, cluster = splits_per_block(num_seqs, groups), 1
+        if short and num_seqs == 1:
+            cluster = ONE_ROW_BLOCKS
+        elif short and PAIRED_ROW_GROUPS[0] <= row_groups <= PAIRED_ROW_GROUPS[1]:
+            cluster = 2
+        return Division(cluster, max_splits, MIN_SPLIT_KEYS, NO_LIMIT, max_splits, block_splits)
+    if short and num_seqs == 1:
+        return Division(ONE_ROW_BLOCKS, ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, NO_LIMIT, ONE_ROW_BLOCKS, 1)
+    even = min(blocks_per_row(row_groups, blocks_at_once), max_splits)
+    most = min(max(even, MOST_ROW_BLOCKS // row_groups), max_splits)
+    least = WHOLE_ROW_KEYS if e4m3 and 2 * row_groups > blocks_at_once else MIN_SPLIT_KEYS
+    return Division(1, even, least, LONG_SPLIT_KEYS, most, 1)
 
 
 def ring_bytes(shape: DecodeShape, merged_rows: int, *, e4m3: bool) -> int:
@@ -257,6 +303,12 @@ def ring_bytes(shape: DecodeShape, merged_rows: int, *, e4m3: bool) -> int:
         return keys * (shape.head_dim + SEGMENT) * HALF_BYTES
     merged = merged_rows * (shape.head_dim + MERGE_PADDING) * float32.itemsize
     return keys * shape.head_dim + shape.warps * merged
+
+
+def block_bytes(shape: DecodeShape, query_rows: int, *, e4m3: bool) -> int:
+    """Shared memory of a block that is not of a cluster, for `query_rows` heads."""
+    pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
+    return ring_bytes(shape, query_rows, e4m3=e4m3) + query_rows * pitch + 2 * shape.head_dim * HALF_BYTES
 
 
 def decode_config(
@@ -270,10 +322,8 @@ def decode_config(
     e4m3: bool = False,
 ) -> LaunchConfig:
     """Blocks for `splits` splits of every row."""
-    pitch = (shape.head_dim + SEGMENT) * HALF_BYTES
     query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
-    rings = ring_bytes(shape, query_rows, e4m3=e4m3)
-    shared_bytes = rings + query_rows * pitch + 2 * shape.head_dim * HALF_BYTES
+    shared_bytes = block_bytes(shape, query_rows, e4m3=e4m3)
     block = (shape.warps * WARP_SIZE, 1, 1)
     groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
     if cluster == 1:
@@ -302,6 +352,8 @@ def plan_decode(
     max_context_len: int,
     window: int,
     max_splits: int,
+    multiprocessors: int,
+    shared_bytes: int,
     *,
     fused: bool,
     clusters: bool,
@@ -310,15 +362,27 @@ def plan_decode(
     sinks: bool = False,
     e4m3: bool = False,
 ) -> DecodePlan:
-    """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory."""
+    """For rows of up to `max_context_len` keys, `max_splits` of which fit into memory, on a device with so many
+    multiprocessors and so much shared memory for a block."""
     groups = head_groups(num_heads, num_kv_heads)
     clusters = fused and clusters and not capped and (not e4m3 or may_cluster(head_dim))
-    division = divide(num_seqs, groups, max_context_len, max_splits, clusters=clusters, in_order=in_order)
-    splits = decode_splits(max_context_len, window, division)
     few_rows, many_rows = (CODE_SHAPES, MANY_ROWS_CODE_SHAPES) if e4m3 else (DECODE_SHAPES, MANY_ROWS_SHAPES)
     shape = few_rows[head_dim]
     if num_seqs * groups >= MANY_ROW_GROUPS and not in_order and not capped:  # other warps add other keys
         shape = many_rows.get(head_dim, shape)
+    nbytes = block_bytes(shape, min(num_heads // num_kv_heads, GROUP_ROWS), e4m3=e4m3) + STATIC_BYTES
+    at_once = max(min(MULTIPROCESSOR_WARPS // shape.warps, (shared_bytes + STATIC_BYTES) // nbytes), 1)
+    division = divide(
+        num_seqs,
+        groups,
+        max_context_len,
+        max_splits,
+        multiprocessors * at_once,
+        clusters=clusters,
+        in_order=in_order,
+        e4m3=e4m3,
+    )
+    splits = decode_splits(max_context_len, window, division)
     clustered = division.cluster > 1
     spec = CLUSTERED_ATTENTION_DECODE if clustered else PAGED_ATTENTION_DECODE
     if capped:
@@ -358,6 +422,8 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         metadata.max_context_len,
         operands.window,
         IN_ORDER_SPLITS if problem.in_order else memory.max_splits,
+        device.multiprocessors,
+        device.max_shared_bytes,
         fused=operands.transform is not None,
         clusters=device.compute_capability >= (9, 0),
         in_order=problem.in_order,
@@ -392,7 +458,9 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         block_size=problem.block_size,
         block_table_width=metadata.block_tables.shape[1],
         sliding_window=operands.window,
+        even_splits=division.even_splits,
         min_split_keys=division.min_split_keys,
+        max_split_keys=division.max_split_keys,
         max_splits=division.max_splits,
         block_splits=division.block_splits,
         cluster_log2=division.cluster.bit_length() - 1,
