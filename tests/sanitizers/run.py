@@ -71,7 +71,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
     for turn in itertools.count(1):
         ended = done | accounts.keys()
         files["DONE_BEFORE"].write_text("".join(f"{name}\n" for name in sorted(skipped | ended)))
-        for name in ("PUT_OFF", "STARTED"):
+        for name in ("BEGINNING", "PUT_OFF", "STARTED"):
             files[name].unlink(missing_ok=True)
         log, report = (logs.absolute() / f"{tool}-{name}-{turn}.log" for name in ("tests", "tool"))
         code = run(_command(tool, workers, report, tests), variables, end - time.monotonic(), log)

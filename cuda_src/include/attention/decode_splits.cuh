@@ -27,8 +27,9 @@ __device__ __forceinline__ Splits find_even_splits(int context_len, int sliding_
                                                    int min_split_keys, int max_split_keys, int max_splits) {
   const int first_key = max(context_len - sliding_window, 0) / WARP_KEYS * WARP_KEYS;
   int units = small_ceil_div(ceil_div(context_len - first_key, SPLIT_KEYS), even_splits);
-  if (units * SPLIT_KEYS > max_split_keys)
-    units = ceil_div(units, ceil_div(units * SPLIT_KEYS, max_split_keys));
+  if (units * SPLIT_KEYS > max_split_keys) {
+    units = small_ceil_div(units, small_ceil_div(units * SPLIT_KEYS, max_split_keys));
+  }
   return find_splits(context_len, sliding_window, max(units * SPLIT_KEYS, min_split_keys), max_splits);
 }
 
