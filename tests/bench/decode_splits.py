@@ -23,7 +23,7 @@ ROWS = (2, 4, 8, 12, 16, 24, 28, 32, 40, 48, 64, 96, 128, 256)
 CONTEXTS = (640, 2000, 6100)
 BLOCKS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 CLUSTERS = (2, 4, 8)
-LEAST = decode.MIN_SPLIT_KEYS
+LEAST = 128  # keys of a split
 FEW = decode.MANY_ROW_GROUPS
 CACHES = {"bfloat16": bfloat16, "e4m3": uint8}
 

@@ -1,13 +1,13 @@
 """Attention of rows with one query on tensor cores, of 16-bit dtypes and the head sizes of `DECODE_SHAPES`.
 
-A context is divided by its own length alone, and how many blocks share the parts decides which block computes them, not
-what. There are exceptions, in which the last bits depend on what else is in the step: a row that is a step by itself is
-divided into smaller parts (sm_90 and later), and 33 rows or more of 8 key/value heads of size 128 are computed by
-narrower blocks. Attention in order makes none of them, nor does the number of parts depend on the memory that there is.
+A context is divided among as many blocks as fill the device together with those of the other rows. So the last bits of a
+result depend on how many rows there are. Attention in order divides a context by its own length alone, and how many blocks
+share the parts decides which block computes them, not what.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -116,20 +116,21 @@ declare_header(
     (PagedAttentionDecodeParams,),
 )
 
-MIN_SPLIT_KEYS = 128
-FULL_ENOUGH = 0.8  # of the device, by the last blocks of a launch
+MIN_SPLIT_KEYS = 192  # below, merging takes longer than what a block more saves
+FULL_ENOUGH = 0.8  # of the device's room for blocks, in all rounds together
 WHOLE_ROW_KEYS = 704  # of codes, that are one block's where rows alone have blocks for half of the device
 MULTIPROCESSOR_WARPS = 12  # for which it has registers
 LONG_SPLIT_KEYS = 4096  # rows of more keys a split have more splits, so that a step does not wait for one long row
 MOST_ROW_BLOCKS = 2048  # of a launch, by rows that are so long: blocks that have nothing to do take time, too
 NO_LIMIT = 1 << 30  # keys
 STATIC_BYTES = 1536  # of shared memory for each block: what the kernel declares, and what the driver keeps
-ROW_GROUPS_PER_SPLIT = 64  # in order
 ONE_ROW_BLOCKS = MAX_CLUSTER
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
 PAIRED_ROW_GROUPS = (65, 128)  # rows times groups of heads that clusters of two blocks are for
 MANY_ROW_GROUPS = 257
 IN_ORDER_SPLITS = 16  # of any row in order
+IN_ORDER_SPLIT_KEYS = 128
+ROW_GROUPS_PER_SPLIT = 64  # in order
 
 
 @dataclass(frozen=True)
@@ -251,12 +252,13 @@ def blocks_per_row(row_groups: int, blocks_at_once: int) -> int:
         blocks_at_once: that the device has room for.
     """
 
-    def last_share(blocks: int) -> float:
-        return row_groups * blocks / (ceil_div(row_groups * blocks, blocks_at_once) * blocks_at_once)
+    def fullness(blocks: int) -> float:
+        rounds = row_groups * blocks / blocks_at_once
+        return rounds / math.ceil(rounds)
 
     once = min(blocks_at_once // row_groups, MAX_SPLITS)
     choices = (once, *range(1, MAX_SPLITS)) if once else range(1, MAX_SPLITS)
-    return next((blocks for blocks in choices if last_share(blocks) >= FULL_ENOUGH), max(once, 1))
+    return next((blocks for blocks in choices if fullness(blocks) >= FULL_ENOUGH), max(once, 1))
 
 
 def head_groups(num_heads: int, num_kv_heads: int) -> int:
@@ -280,14 +282,14 @@ def divide(
     `blocks_at_once`: that the device has room for; `in_order`: only the number of blocks depends on the rows.
     """
     short = clusters and max_context_len <= SHORT_CONTEXT  # longer rows need more blocks than a cluster has
-    row_groups = num_seqs * groups
+    row_groups = max(num_seqs, 1) * groups
     if in_order:
         block_splits, cluster = splits_per_block(num_seqs, groups), 1
         if short and num_seqs == 1:
             cluster = ONE_ROW_BLOCKS
         elif short and PAIRED_ROW_GROUPS[0] <= row_groups <= PAIRED_ROW_GROUPS[1]:
             cluster = 2
-        return Division(cluster, max_splits, MIN_SPLIT_KEYS, NO_LIMIT, max_splits, block_splits)
+        return Division(cluster, max_splits, IN_ORDER_SPLIT_KEYS, NO_LIMIT, max_splits, block_splits)
     if short and num_seqs == 1:
         return Division(ONE_ROW_BLOCKS, ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, NO_LIMIT, ONE_ROW_BLOCKS, 1)
     even = min(blocks_per_row(row_groups, blocks_at_once), max_splits)
