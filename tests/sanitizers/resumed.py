@@ -7,14 +7,10 @@ run which is killed has said it, too. SECONDS gets how long each took, STARTED w
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
 another one takes its place. PUT_OFF gets the tests that have not run for that.
-
-Of many processes that begin to use a device under a tool at the same time, some stand in cuInit for good. Such a
-process ends, too: BEGINNING gets each process's first test before it calls cuInit.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import time
@@ -23,15 +19,11 @@ from pathlib import Path
 import pytest
 
 from tessera.engine.contract.errors import DeviceError
-from tessera.engine.cuda.driver import find_device
 from tests.sanitizers.record import function_of
 
 LEAST_FREE = 0.25  # of the device's memory: a test and its kernels have taken 27 GB
-BEGINNING_SECONDS = 40.0
-STANDARD_ERROR = 2
 USED_UP = pytest.StashKey[bool]()  # whether this process ends in front of its next test
 FAILED: set[str] = set()
-OF_ITS_PROCESS = "???"  # how pytest-xdist calls the part of a test in which its process has ended
 
 
 def file(name: str) -> Path:
@@ -62,22 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    if item.config.stash.get(USED_UP, False):
+    if "PYTEST_XDIST_WORKER" in os.environ and item.config.stash.get(USED_UP, False):
         add("PUT_OFF", item.nodeid)
         os._exit(1)
-    if USED_UP not in item.config.stash:
-        item.config.stash[USED_UP] = False
-        begin_to_use_the_device(item.nodeid)
-
-
-def begin_to_use_the_device(test: str) -> None:
-    """Ends the process where that takes too long."""
-    add("BEGINNING", test)
-    faulthandler.dump_traceback_later(BEGINNING_SECONDS, exit=True, file=STANDARD_ERROR)
-    find_device()
-    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
@@ -107,8 +86,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call":
         add("SECONDS", f"{report.duration:.1f} {report.nodeid}")
     if report.failed:
-        if report.when == OF_ITS_PROCESS and report.nodeid in lines("BEGINNING"):
-            add("PUT_OFF", report.nodeid)
         if report.nodeid in lines("PUT_OFF"):
             return
         FAILED.add(report.nodeid)

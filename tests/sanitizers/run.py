@@ -23,6 +23,7 @@ from tests.support.paths import ROOT
 OF_BARRIERS = ("racecheck", "synccheck")
 MOST_BARRIERS = 128  # of a block; `sm90_block_row_kernel` has 25 with a long ring
 MACROS = {"racecheck": "EVERY_LANE_ARRIVES", "synccheck": "FREE_SLOTS_ONCE"}  # that kernels are compiled with
+MOST_PROCESSES = 1024  # that a tool is connected to; those beyond, by default beyond ten, stand in cuInit
 MOST_LAUNCHES = 8  # whose memory a tool holds at a time
 TEST_SECONDS = 600
 SLOW_SECONDS = 100  # after which the log says where a test stands
@@ -59,7 +60,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
 
     `skipped`: tests, and functions all of whose cases are meant. `logs`: a folder.
     """
-    names = ("BEGINNING", "COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS", "STARTED")
+    names = ("COLLECTED", "DONE", "DONE_BEFORE", "FAILURES", "PUT_OFF", "SECONDS", "STARTED")
     files = {name: logs.absolute() / f"{tool}-{name.lower()}.txt" for name in names}
     for file in files.values():
         file.unlink(missing_ok=True)
@@ -71,7 +72,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
     for turn in itertools.count(1):
         ended = done | accounts.keys()
         files["DONE_BEFORE"].write_text("".join(f"{name}\n" for name in sorted(skipped | ended)))
-        for name in ("BEGINNING", "PUT_OFF", "STARTED"):
+        for name in ("PUT_OFF", "STARTED"):
             files[name].unlink(missing_ok=True)
         log, report = (logs.absolute() / f"{tool}-{name}-{turn}.log" for name in ("tests", "tool"))
         code = run(_command(tool, workers, report, tests), variables, end - time.monotonic(), log)
@@ -91,7 +92,7 @@ def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     sanitizer = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", "--log-file", str(log)]
     # API errors are what some tests are about.
     sanitizer += ["--report-api-errors", "no", "--print-limit", "1000"]
-    sanitizer += ["--force-synchronization-limit", str(MOST_LAUNCHES)]
+    sanitizer += ["--force-synchronization-limit", str(MOST_LAUNCHES), "--max-connections", str(MOST_PROCESSES)]
     if tool in OF_BARRIERS:
         sanitizer += ["--num-cuda-barriers", str(MOST_BARRIERS)]
     options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]

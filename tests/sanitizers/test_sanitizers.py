@@ -176,34 +176,6 @@ def test_a_process_ends_where_memory_is_short_or_the_device_is_lost(
     assert (tmp_path / "memcheck-tests-2.log").exists()
 
 
-def test_a_process_ends_that_stands_where_it_begins_to_use_the_device(
-    run_file: Callable[..., Outcome], tmp_path: Path
-) -> None:
-    """Its test runs in another one."""
-    outcome = run_file(f"""
-        import pathlib, signal
-        from tests.sanitizers import resumed
-
-        def begin():
-            mark = pathlib.Path("{tmp_path}/has-stood")
-            if not mark.exists():
-                mark.touch()
-                signal.pause()
-
-        resumed.BEGINNING_SECONDS = 0.5
-        resumed.find_device = begin
-
-        def test_1():
-            pass
-
-        def test_2():
-            pass
-    """)
-    assert (tmp_path / "has-stood").exists()
-    assert outcome.passed
-    assert names(outcome.done) == ["test_1", "test_2"]
-
-
 def test_tests_that_ended_well_without_a_report_are_recorded(tmp_path: Path) -> None:
     tests = ["f.py::test_a[1]", "f.py::test_a[2]", "f.py::test_b[1]", "f.py::test_b[2]", "f.py::test_c"]
     first, second = ({"commit": commit, "date": "2026-11-29"} for commit in ("abc", "bcd"))
