@@ -1,8 +1,8 @@
 """Attention of rows with one query on tensor cores, of 16-bit dtypes and the head sizes of `DECODE_SHAPES`.
 
-A context is divided among as many blocks as fill the device together with those of the other rows. So the last bits of a
-result depend on how many rows there are. Attention in order divides a context by its own length alone, and how many blocks
-share the parts decides which block computes them, not what.
+A context is divided among as many blocks as fill the device together with those of the other rows. So the last bits of
+a result depend on how many rows there are. Attention in order divides a context by its own length alone, and how many
+blocks share the parts decides which block computes them, not what.
 """
 
 from __future__ import annotations
