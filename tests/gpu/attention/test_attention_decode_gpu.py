@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
+from tessera.engine.cuda.driver import check
 from tessera.engine.cuda.kernel import LaunchConfig
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import decode
 from tessera.engine.ops.cuda.attention.decode import decode_config
+from tessera.engine.ops.cuda.types import E4M3, WARP_SIZE
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import bfloat16, from_numpy
 from tests.gpu.attention.decode_inputs import DecodeInputs
@@ -147,6 +151,27 @@ def test_rows_of_any_lengths_in_any_number_of_blocks(
         monkeypatch.undo()
         decode.plan_decode.cache_clear()
     assert_close(found, step.run(cpu_ops)[0], bfloat16)
+
+
+@pytest.mark.parametrize("e4m3", [False, True], ids=["16 bits", "e4m3"])
+def test_a_multiprocessor_has_room_for_as_many_blocks_as_divisions_count_on(e4m3: bool, cuda_ops: CudaOps) -> None:
+    device = cuda_ops.device
+    if os.environ.get("TESSERA_EMULATED") == "1" or device.compute_capability != (9, 0):
+        pytest.skip("registers are counted for sm_90")
+    few, many = (
+        (decode.CODE_SHAPES, decode.MANY_ROWS_CODE_SHAPES) if e4m3 else (decode.DECODE_SHAPES, decode.MANY_ROWS_SHAPES)
+    )
+    spec = decode.OF_E4M3[decode.PAGED_ATTENTION_DECODE] if e4m3 else decode.PAGED_ATTENTION_DECODE
+    bfloat = "__nv_bfloat16"
+    for shape in (*few.values(), *many.values()):
+        template = (bfloat, E4M3 if e4m3 else bfloat, *shape.template(fused=True))
+        resident = check(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor,
+            device._kernel(spec, template).function,
+            shape.warps * WARP_SIZE,
+            decode.block_bytes(shape, 4, e4m3=e4m3),
+        )
+        assert resident == decode.resident_blocks(shape, 4, device.max_shared_bytes, e4m3=e4m3), shape
 
 
 def test_a_graph_of_decode_steps_follows_the_lengths(cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:

@@ -119,7 +119,6 @@ declare_header(
 MIN_SPLIT_KEYS = 192  # below, merging takes longer than what a block more saves
 FULL_ENOUGH = 0.8  # of the device's room for blocks, in all rounds together
 WHOLE_ROW_KEYS = 704  # of codes, that are one block's where rows alone have blocks for half of the device
-MULTIPROCESSOR_WARPS = 12  # for which it has registers
 LONG_SPLIT_KEYS = 4096  # rows of more keys a split have more splits, so that a step does not wait for one long row
 MOST_ROW_BLOCKS = 2048  # of a launch, by rows that are so long: blocks that have nothing to do take time, too
 NO_LIMIT = 1 << 30  # keys
@@ -135,11 +134,16 @@ ROW_GROUPS_PER_SPLIT = 64  # in order
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """How the kernel treats one head size."""
+    """How the kernel treats one head size.
+
+    Attributes:
+        resident: blocks for which a multiprocessor has registers.
+    """
 
     head_dim: int
     warps: int
     stages: int
+    resident: int
 
     def template(
         self, *, fused: bool, clustered: bool = False, capped: bool = False, sinks: bool = False
@@ -151,26 +155,26 @@ class DecodeShape:
 DECODE_SHAPES = {
     shape.head_dim: shape
     for shape in (
-        DecodeShape(64, warps=4, stages=2),
-        DecodeShape(80, warps=4, stages=2),
-        DecodeShape(96, warps=4, stages=2),
-        DecodeShape(128, warps=4, stages=2),
-        DecodeShape(256, warps=4, stages=1),
+        DecodeShape(64, warps=4, stages=2, resident=5),
+        DecodeShape(80, warps=4, stages=2, resident=4),
+        DecodeShape(96, warps=4, stages=2, resident=3),
+        DecodeShape(128, warps=4, stages=2, resident=3),
+        DecodeShape(256, warps=4, stages=1, resident=2),
     )
 }
-MANY_ROWS_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}  # more blocks to a multiprocessor
+MANY_ROWS_SHAPES = {128: DecodeShape(128, warps=2, stages=3, resident=4)}  # more blocks to a multiprocessor
 # Of e4m3, whose tiles are half as large.
 CODE_SHAPES = {
     shape.head_dim: shape
     for shape in (
-        DecodeShape(64, warps=4, stages=4),
-        DecodeShape(80, warps=4, stages=4),
-        DecodeShape(96, warps=4, stages=4),
-        DecodeShape(128, warps=4, stages=3),
-        DecodeShape(256, warps=4, stages=1),
+        DecodeShape(64, warps=4, stages=4, resident=5),
+        DecodeShape(80, warps=4, stages=4, resident=4),
+        DecodeShape(96, warps=4, stages=4, resident=4),
+        DecodeShape(128, warps=4, stages=3, resident=4),
+        DecodeShape(256, warps=4, stages=1, resident=2),
     )
 }
-MANY_ROWS_CODE_SHAPES = {128: DecodeShape(128, warps=2, stages=3)}
+MANY_ROWS_CODE_SHAPES = {128: DecodeShape(128, warps=2, stages=3, resident=6)}
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
@@ -313,6 +317,12 @@ def block_bytes(shape: DecodeShape, query_rows: int, *, e4m3: bool) -> int:
     return ring_bytes(shape, query_rows, e4m3=e4m3) + query_rows * pitch + 2 * shape.head_dim * HALF_BYTES
 
 
+def resident_blocks(shape: DecodeShape, query_rows: int, shared_bytes: int, *, e4m3: bool) -> int:
+    """Of a multiprocessor that gives a block up to `shared_bytes` of shared memory."""
+    fitting = (shared_bytes + STATIC_BYTES) // (block_bytes(shape, query_rows, e4m3=e4m3) + STATIC_BYTES)
+    return max(min(shape.resident, fitting), 1)
+
+
 def decode_config(
     shape: DecodeShape,
     num_seqs: int,
@@ -372,8 +382,7 @@ def plan_decode(
     shape = few_rows[head_dim]
     if num_seqs * groups >= MANY_ROW_GROUPS and not in_order and not capped:  # other warps add other keys
         shape = many_rows.get(head_dim, shape)
-    nbytes = block_bytes(shape, min(num_heads // num_kv_heads, GROUP_ROWS), e4m3=e4m3) + STATIC_BYTES
-    at_once = max(min(MULTIPROCESSOR_WARPS // shape.warps, (shared_bytes + STATIC_BYTES) // nbytes), 1)
+    at_once = resident_blocks(shape, min(num_heads // num_kv_heads, GROUP_ROWS), shared_bytes, e4m3=e4m3)
     division = divide(
         num_seqs,
         groups,
