@@ -15,6 +15,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import decode
+from tessera.engine.ops.cuda.attention.division import NO_LIMIT, Division
 from tessera.engine.tensor import bfloat16, uint8
 from tests.bench import kernels
 from tests.bench.cache_kernels import HEADS
@@ -28,7 +29,7 @@ FEW = decode.MANY_ROW_GROUPS
 CACHES = {"bfloat16": bfloat16, "e4m3": uint8}
 
 
-def divisions(rows: int, context: int) -> Iterator[tuple[str, decode.Division, int]]:
+def divisions(rows: int, context: int) -> Iterator[tuple[str, Division, int]]:
     """What it is called, the division, and from how many rows and groups on there are the warps of many rows."""
     groups = decode.head_groups(*HEADS)
     most = -(-context // LEAST)
@@ -37,11 +38,11 @@ def divisions(rows: int, context: int) -> Iterator[tuple[str, decode.Division, i
             continue
         for blocks in BLOCKS:
             if blocks <= most:
-                yield f"{blocks}{name}", decode.Division(1, blocks, LEAST, decode.NO_LIMIT, blocks, 1), many
+                yield f"{blocks}{name}", Division(1, blocks, LEAST, NO_LIMIT, blocks, 1), many
     for cluster in CLUSTERS:
         if rows * groups < FEW and context <= SHORT_CONTEXT:
             for splits in {cluster, most}:
-                yield f"{cluster}c{splits}", decode.Division(cluster, splits, 64, decode.NO_LIMIT, splits, 1), FEW
+                yield f"{cluster}c{splits}", Division(cluster, splits, 64, NO_LIMIT, splits, 1), FEW
 
 
 def measure(ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str) -> Iterator[tuple[str, float]]:

@@ -14,6 +14,7 @@ from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.ops.attention_interface import SHORT_CONTEXT
 from tessera.engine.ops.cuda import CudaOps, attention, elementwise, linear
 from tessera.engine.ops.cuda.attention import decode as attention_decode
+from tessera.engine.ops.cuda.attention import division as divisions
 from tessera.engine.ops.cuda.attention import general, memory, prefill, whole_rope
 from tessera.engine.ops.cuda.attention.ops import NO_WINDOW
 from tessera.engine.ops.cuda.attention.problem import CAPPED_HEAD_DIMS
@@ -259,9 +260,9 @@ def test_prefill_grid_has_a_block_for_every_tile() -> None:
             assert config.grid[1] == num_kv_heads
 
 
-def splits_of_row(context_len: int, window: int, division: attention_decode.Division) -> int:
+def splits_of_row(context_len: int, window: int, division: divisions.Division) -> int:
     """As `find_even_splits` in attention/decode_splits.cuh counts them."""
-    warp_keys, split_keys = attention_decode.WARP_KEYS, attention_decode.SPLIT_KEYS
+    warp_keys, split_keys = divisions.WARP_KEYS, divisions.SPLIT_KEYS
     num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
     units = ceil_div(ceil_div(num_keys, split_keys), division.even_splits)
     if units * split_keys > division.max_split_keys:
@@ -278,10 +279,10 @@ def splits_of_row(context_len: int, window: int, division: attention_decode.Divi
 @pytest.mark.parametrize("in_order", [False, True], ids=["", "in order"])
 def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int, in_order: bool) -> None:
     for longest in (0, 1, 64, 65, 2048, 5000, 8192, 131072):
-        division = attention_decode.divide(
+        division = divisions.divide(
             num_seqs, 8, longest, max_splits, 396, clusters=True, in_order=in_order, e4m3=num_seqs == 64
         )
-        splits = attention_decode.decode_splits(longest, window, division)
+        splits = divisions.decode_splits(longest, window, division)
         for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
             assert splits_of_row(context_len, window, division) <= splits
 
@@ -338,13 +339,13 @@ def test_block_tables_are_written_before_attention_may_read_ahead() -> None:
 
 
 def test_few_rows_in_order_have_a_block_for_each_split_and_many_share() -> None:
-    assert attention_decode.splits_per_block(1, 8) == 1
-    counts = [attention_decode.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
+    assert divisions.splits_per_block(1, 8) == 1
+    counts = [divisions.splits_per_block(rows, 8) for rows in (1, 16, 64, 256, 4096)]
     assert counts == sorted(counts)
     assert counts[-1] == memory.MAX_SPLITS
     shape = attention_decode.DECODE_SHAPES[128]
     for block_splits in counts:
-        division = attention_decode.Division(1, 32, 128, attention_decode.NO_LIMIT, 32, block_splits)
+        division = divisions.Division(1, 32, 128, divisions.NO_LIMIT, 32, block_splits)
         blocks = attention_decode.decode_config(shape, 5, 16, 8, 31, division).grid[2]
         assert (blocks - 1) * block_splits < 31 <= blocks * block_splits
 
@@ -352,14 +353,14 @@ def test_few_rows_in_order_have_a_block_for_each_split_and_many_share() -> None:
 @pytest.mark.parametrize(("row_groups", "blocks"), [(16, 24), (128, 3), (224, 3), (256, 3), (396, 1), (1000, 1)])
 def test_blocks_of_all_rows_nearly_fill_the_device(row_groups: int, blocks: int) -> None:
     """Once or some whole number of times, of 396 that it has room for."""
-    assert attention_decode.blocks_per_row(row_groups, 396) == blocks
+    assert divisions.blocks_per_row(row_groups, 396) == blocks
     rounds = row_groups * blocks / 396
-    assert rounds / -(-rounds // 1) >= attention_decode.FULL_ENOUGH
+    assert rounds / -(-rounds // 1) >= divisions.FULL_ENOUGH
 
 
 def test_one_long_row_among_short_ones_has_many_blocks() -> None:
     """Else all would wait for the few blocks that a short row has."""
-    division = attention_decode.divide(16, 8, 131072, 32, 396, clusters=True)
+    division = divisions.divide(16, 8, 131072, 32, 396, clusters=True)
     splits = {keys: splits_of_row(keys, NO_WINDOW, division) for keys in (100, 600, 12000, 13000, 100000)}
     assert splits == {100: 1, 600: 3, 12000: 3, 13000: 6, 100000: 16}
 
@@ -391,7 +392,7 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 assert (x, y) == (groups * launch.config.cluster, num_seqs)
                 assert z == 1 or launch.config.cluster == 1
                 assert launch.config.cluster == 1 or longest <= SHORT_CONTEXT
-    assert found >= {1, attention_decode.ONE_ROW_BLOCKS} if clusters else found == {1}
+    assert found >= {1, divisions.ONE_ROW_BLOCKS} if clusters else found == {1}
 
 
 def test_decode_grid_depends_on_the_maxima_alone() -> None:

@@ -14,8 +14,9 @@ from tessera.engine.cuda.driver import check
 from tessera.engine.cuda.kernel import LaunchConfig
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.attention import decode
+from tessera.engine.ops.cuda.attention import decode, division
 from tessera.engine.ops.cuda.attention.decode import decode_config
+from tessera.engine.ops.cuda.attention.division import NO_LIMIT, Division
 from tessera.engine.ops.cuda.types import E4M3, WARP_SIZE
 from tessera.engine.ops.interface import HeadTransform
 from tessera.engine.tensor import bfloat16, from_numpy
@@ -112,7 +113,7 @@ def test_in_order_the_number_of_blocks_changes_no_bit(ops_in_order: CudaOps, mon
     try:
         monkeypatch.setattr(decode, "decode_config", write_down)
         for number in (1, 2, 7, 32):
-            monkeypatch.setattr(decode, "splits_per_block", lambda *_, number=number: number)
+            monkeypatch.setattr(division, "splits_per_block", lambda *_, number=number: number)
             decode.plan_decode.cache_clear()
             results.append(step.run(ops_in_order))
     finally:
@@ -135,16 +136,16 @@ def test_in_order_a_row_is_bit_for_bit_what_it_is_beside_any_other(ops_in_order:
 
 
 @pytest.mark.parametrize("even_splits", [1, 2, 3, 5])
-@pytest.mark.parametrize("most_keys", [128, 512, decode.NO_LIMIT], ids=lambda keys: f"{keys}-keys")
+@pytest.mark.parametrize("most_keys", [128, 512, NO_LIMIT], ids=lambda keys: f"{keys}-keys")
 def test_rows_of_any_lengths_in_any_number_of_blocks(
     most_keys: int, even_splits: int, cuda_ops: CudaOps, cpu_ops: CpuOps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row that is longer than so many blocks take has a multiple of them."""
     case = AttentionCase("", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2, sliding_window=1900, dtype=bfloat16)
     step = DecodeInputs.of(case)
-    division = decode.Division(1, even_splits, 128, most_keys, 9, 1)
+    chosen = Division(1, even_splits, 128, most_keys, 9, 1)
     try:
-        monkeypatch.setattr(decode, "divide", lambda *_, **__: division)
+        monkeypatch.setattr(decode, "divide", lambda *_, **__: chosen)
         decode.plan_decode.cache_clear()
         found = step.run(cuda_ops)[0]
     finally:

@@ -15,7 +15,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.attention import drafts
-from tessera.engine.ops.cuda.attention.decode import IN_ORDER_SPLITS
+from tessera.engine.ops.cuda.attention.division import IN_ORDER_SPLITS
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy, uint8
 from tests.gpu.conftest import NoTransfers

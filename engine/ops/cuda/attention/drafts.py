@@ -17,14 +17,13 @@ from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutC
 from tessera.engine.ops.cuda.attention.decode import (
     DECODE_SHAPES,
     GROUP_ROWS,
-    IN_ORDER_SPLIT_KEYS,
-    IN_ORDER_SPLITS,
     MERGED_FLOATS,
     SENT_FLOATS,
     accepts_keys,
     head_groups,
     ring_bytes,
 )
+from tessera.engine.ops.cuda.attention.division import IN_ORDER_SPLIT_KEYS, IN_ORDER_SPLITS
 from tessera.engine.ops.cuda.attention.problem import (
     ATTENTION,
     CAPPED_HEAD_DIMS,

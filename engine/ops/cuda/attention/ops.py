@@ -11,7 +11,8 @@ from functools import cached_property
 
 from tessera.engine.contract.errors import TesseraError
 from tessera.engine.ops.cuda.attention import sm90_prefill, widen
-from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES, IN_ORDER_SPLITS
+from tessera.engine.ops.cuda.attention.decode import DECODE_SHAPES
+from tessera.engine.ops.cuda.attention.division import IN_ORDER_SPLITS
 from tessera.engine.ops.cuda.attention.memory import AttentionMemory
 from tessera.engine.ops.cuda.attention.problem import ATTENTION, AttentionOperands, AttentionProblem, Rows
 from tessera.engine.ops.cuda.attention.rope import RopeOps, check_head_dim, rotates_pairs
