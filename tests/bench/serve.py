@@ -29,6 +29,7 @@ from tests.support.paths import ROOT
 
 READ_BANDWIDTH = 4.3e12  # bytes per second, measured on one H200; see docs/performance.md
 START_LIMIT = 300.0
+SETTLING_SECONDS = 3.0  # of idleness after a start, in which an engine captures the graphs that it has left
 GGUF = ".gguf"
 
 
@@ -154,12 +155,13 @@ def floor_seconds(name: str, streams: int, arguments: Sequence[str]) -> float:
 def measure(
     name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str, checkout: Path = ROOT
 ) -> list[dict[str, Any]]:
-    """Serve benchmark model `name` with dummy weights and run each load after one short warm-up.
+    """Serve benchmark model `name` with dummy weights, let it settle and run each load after one short warm-up.
 
     `checkout`: of the server; the client is this one's.
     """
     log = log_folder / f"serve-{name}.log"
     with model_server(name, loads, work, log, *arguments, checkout=checkout) as (url, ready_seconds):
+        time.sleep(SETTLING_SECONDS)
         return [
             {"ready_seconds": ready_seconds, **measure_load(url, name, load, number, arguments)}
             for number, load in enumerate(loads)
