@@ -17,6 +17,7 @@ from tessera.engine.autograd.functions import Functions
 from tessera.engine.cuda import compiler
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ops.cpu import CpuOps
+from tests.gpu.lost_device import pytest_runtest_makereport, pytest_runtest_setup  # noqa: F401 (hooks)
 from tests.support.cases.op_cases import DTYPES
 
 if TYPE_CHECKING:
