@@ -42,8 +42,10 @@ class Asked(PrefillBudget):
         num_prompts: int = 1,
         prompt_len: float = 0.0,
         num_cached: int = 0,
+        longest: int | None = None,
     ) -> int:
-        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len, num_cached))
+        assert longest is not None
+        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len, num_cached, longest))
         return min(most, self._limit)
 
     def tokens_for_many_prompts(
@@ -82,9 +84,9 @@ def test_prompts_are_weighed_against_what_decodes(monkeypatch: pytest.MonkeyPatc
     assert budget.for_many[1:] == [(16, 1, 1, 5.0, 42)], "the rest of it"
     steps.add("c", 30)
     steps.step()
-    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0, 43 + 20)]
+    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0, 43 + 20, 30)]
     steps.step()
-    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0, 44 + 21)]
+    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0, 44 + 21, 30)], "the whole prompt counts"
     for num_tokens in (10, 12, 14):
         steps.add(f"d{num_tokens}", num_tokens)
     monkeypatch.setattr(scheduler_module, "BACKLOG_SEQS", 2)
