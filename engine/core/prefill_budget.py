@@ -19,7 +19,7 @@ MAX_PREFILL_SECONDS = 0.03
 MAX_PREFILL_DECODE_STEPS = 3
 # Prompts that a step can finish within MAX_PREFILL_SECONDS and this many steps of decodes are not cut: a sequence that
 # decodes sooner fills the steps that come anyway, and each piece of a prompt costs a step something of its own.
-MAX_WHOLE_PROMPT_DECODE_STEPS = 10
+MAX_WHOLE_PROMPT_DECODE_STEPS = 8
 # Several long prompts come late by the decodes of all the steps that they are cut into, and those decodes wait for them
 # in any case. So they are cut into fewer: a step may take longer, up to the time of one of them within these bounds.
 LONG_PROMPT = 1024  # tokens, of those that wait on average
