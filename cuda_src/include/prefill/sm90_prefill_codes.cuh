@@ -190,7 +190,6 @@ struct CodeProducer {
       to += WIDENERS * GROUP_BYTES;
     }
     fence_shared_for_async();
-    __syncwarp();
-    if (arrives_for_warp(lane)) barrier_arrive(&ring.full[stage]);
+    barrier_arrive_warp(&ring.full[stage], lane);
   }
 };

@@ -16,7 +16,7 @@ constexpr int WARP_ARRIVALS = 1;  // that a barrier counts for each warp
 __device__ __forceinline__ bool arrives_for_warp(int lane) { return WARP_ARRIVALS > 1 || lane == 0; }
 
 // What the warp's lanes have done is done.
-__device__ __forceinline__ void barrier_arrive_warp(Barrier* barrier) {
+__device__ __forceinline__ void barrier_arrive_warp(Barrier* barrier, int lane = threadIdx.x % WARP_SIZE) {
   __syncwarp();
-  if (arrives_for_warp(threadIdx.x % WARP_SIZE)) barrier_arrive(barrier);
+  if (arrives_for_warp(lane)) barrier_arrive(barrier);
 }
