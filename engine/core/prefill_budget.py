@@ -123,7 +123,7 @@ class PrefillBudget:
         num_prompts: int = 1,
         prompt_len: float = 0.0,
         num_cached: int = 0,
-        longest: int | None = None,
+        longest: float = math.inf,
     ) -> int:
         """Prompt tokens, at most `most`, for a step of `num_decodes` decodes with `num_cached` cached tokens.
 
@@ -145,7 +145,7 @@ class PrefillBudget:
         wanted = max(of_one, of_all, MIN_PREFILL_TOKENS, backlog // MAX_DRAIN_STEPS)
         tokens = self._rounded(wanted, most, num_decodes, decode_seconds)
         uncut = self._tokens_uncut(self._seconds_per_token, decode_seconds, num_decodes)
-        return max(tokens, min(backlog, uncut, most)) if longest is not None and longest <= uncut else tokens
+        return max(tokens, min(backlog, uncut, most)) if longest <= uncut else tokens
 
     def tokens_for_many_prompts(
         self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0, num_cached: int = 0

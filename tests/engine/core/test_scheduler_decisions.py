@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -42,9 +43,8 @@ class Asked(PrefillBudget):
         num_prompts: int = 1,
         prompt_len: float = 0.0,
         num_cached: int = 0,
-        longest: int | None = None,
+        longest: float = math.inf,
     ) -> int:
-        assert longest is not None
         self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len, num_cached, longest))
         return min(most, self._limit)
 
