@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.bench.models import CONFIGS
-from tests.bench.serve import LOADS, SETTLING_SECONDS, Load, measure_load, model_server, of_streams
+from tests.bench.serve import LOADS, Load, measure_load, model_server, of_streams
 from tests.support.paths import ROOT
 
 FIGURES = {
@@ -54,7 +54,6 @@ def measure(
             memory = () if "cpu" in options.server else ("--gpu-memory-utilization", share)
             server = model_server(model, loads, Path(work), log, *memory, *options.server, checkout=checkout)
             sides.append(servers.enter_context(server))
-        time.sleep(SETTLING_SECONDS)
         for repeat, (place, load) in product(range(options.repeats), enumerate(loads)):
             if rows[0] and time.monotonic() > deadline:
                 break

@@ -30,7 +30,7 @@ CACHES = {"bfloat16": bfloat16, "e4m3": uint8}
 
 
 def divisions(rows: int, context: int) -> Iterator[tuple[str, Division, int]]:
-    """What it is called, the division, and from how many rows and groups on there are the warps of many rows."""
+    """Label, division, and the value of MANY_ROW_GROUPS to measure it with."""
     groups = decode.head_groups(*HEADS)
     most = -(-context // LEAST)
     for name, many in (("", FEW), ("m", 1)):
@@ -46,7 +46,7 @@ def divisions(rows: int, context: int) -> Iterator[tuple[str, Division, int]]:
 
 
 def measure(ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: str) -> Iterator[tuple[str, float]]:
-    """Microseconds by what the division is called; the first is today's."""
+    """Label of each division and its microseconds; the first is today's choice."""
     ops.reserve_attention(rows, HEADS[0], kernels.HEAD_DIM)
     calls = kernels.attention_calls(ops, device, *HEADS, rows, 1, context, CACHES[cache])
     decode.plan_decode.cache_clear()

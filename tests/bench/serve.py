@@ -155,27 +155,29 @@ def floor_seconds(name: str, streams: int, arguments: Sequence[str]) -> float:
 def measure(
     name: str, loads: tuple[Load, ...], work: Path, log_folder: Path, *arguments: str, checkout: Path = ROOT
 ) -> list[dict[str, Any]]:
-    """Serve benchmark model `name` with dummy weights, let it settle and run each load after one short warm-up.
+    """Serve benchmark model `name` with dummy weights and run each load after one short warm-up.
 
     `checkout`: of the server; the client is this one's.
     """
     log = log_folder / f"serve-{name}.log"
     with model_server(name, loads, work, log, *arguments, checkout=checkout) as (url, ready_seconds):
-        time.sleep(SETTLING_SECONDS)
         return [
             {"ready_seconds": ready_seconds, **measure_load(url, name, load, number, arguments)}
             for number, load in enumerate(loads)
         ]
 
 
+@contextlib.contextmanager
 def model_server(
     name: str, loads: tuple[Load, ...], work: Path, log: Path, *arguments: str, checkout: Path = ROOT
-) -> contextlib.AbstractContextManager[tuple[str, float]]:
-    """A server of benchmark model `name` with room for each of `loads`."""
+) -> Iterator[tuple[str, float]]:
+    """A server of benchmark model `name` with room for each of `loads`, which has had time to capture its graphs."""
     max_model_len = str(max(load.input_len + load.output_len for load in loads) + 64)
     folder, options = prepare(name, work)
     options += ("--max-model-len", max_model_len, *arguments)
-    return server(folder, log, *options, checkout=checkout)
+    with server(folder, log, *options, checkout=checkout) as found:
+        time.sleep(SETTLING_SECONDS)
+        yield found
 
 
 def measure_load(url: str, name: str, load: Load, number: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
