@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,14 @@ def ops_in_order(cuda_ops: CudaOps) -> CudaOps:
     return CudaOps(cuda_ops.device, batch_invariant=True)
 
 
+@pytest.fixture
+def forgotten_plans() -> Iterator[None]:
+    """Plans are remembered, also those of a replaced division."""
+    decode.plan_decode.cache_clear()
+    yield
+    decode.plan_decode.cache_clear()
+
+
 @dtypes
 @pytest.mark.parametrize("case", DECODE_CASES, ids=lambda case: case.name)
 def test_a_decode_step(case: AttentionCase, dtype: np.dtype[Any], cuda_ops: CudaOps, cpu_ops: CpuOps) -> None:
@@ -101,6 +110,7 @@ def test_one_kernel_is_bit_for_bit_the_two(case: AttentionCase, dtype: np.dtype[
         np.testing.assert_array_equal(bits(one), bits(two))
 
 
+@pytest.mark.usefixtures("forgotten_plans")
 def test_in_order_the_number_of_blocks_changes_no_bit(ops_in_order: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
     step = DecodeInputs.of(AttentionCase("", SINGLE, head_dim=128, dtype=bfloat16))
     grids: list[tuple[int, ...]] = []
@@ -110,15 +120,11 @@ def test_in_order_the_number_of_blocks_changes_no_bit(ops_in_order: CudaOps, mon
         return config
 
     results = []
-    try:
-        monkeypatch.setattr(decode, "decode_config", write_down)
-        for number in (1, 2, 7, 32):
-            monkeypatch.setattr(division, "splits_per_block", lambda *_, number=number: number)
-            decode.plan_decode.cache_clear()
-            results.append(step.run(ops_in_order))
-    finally:
-        monkeypatch.undo()
+    monkeypatch.setattr(decode, "decode_config", write_down)
+    for number in (1, 2, 7, 32):
+        monkeypatch.setattr(division, "splits_per_block", lambda *_, number=number: number)
         decode.plan_decode.cache_clear()
+        results.append(step.run(ops_in_order))
     assert len({grid[2] for grid in grids}) == 4, "there are other blocks each time"
     for found in results[1:]:
         for actual, want in zip(found, results[0], strict=True):
@@ -135,6 +141,7 @@ def test_in_order_a_row_is_bit_for_bit_what_it_is_beside_any_other(ops_in_order:
         np.testing.assert_array_equal(step.rows(slice(row, row + 10)).run(ops_in_order)[0], expected[row : row + 10])
 
 
+@pytest.mark.usefixtures("forgotten_plans")
 @pytest.mark.parametrize("even_splits", [1, 2, 3, 5])
 @pytest.mark.parametrize("most_keys", [128, 512, NO_LIMIT], ids=lambda keys: f"{keys}-keys")
 def test_rows_of_any_lengths_in_any_number_of_blocks(
@@ -144,14 +151,8 @@ def test_rows_of_any_lengths_in_any_number_of_blocks(
     case = AttentionCase("", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2, sliding_window=1900, dtype=bfloat16)
     step = DecodeInputs.of(case)
     chosen = Division(1, even_splits, 128, most_keys, 9, 1)
-    try:
-        monkeypatch.setattr(decode, "divide", lambda *_, **__: chosen)
-        decode.plan_decode.cache_clear()
-        found = step.run(cuda_ops)[0]
-    finally:
-        monkeypatch.undo()
-        decode.plan_decode.cache_clear()
-    assert_close(found, step.run(cpu_ops)[0], bfloat16)
+    monkeypatch.setattr(decode, "divide", lambda *_, **__: chosen)
+    assert_close(step.run(cuda_ops)[0], step.run(cpu_ops)[0], bfloat16)
 
 
 @pytest.mark.parametrize("e4m3", [False, True], ids=["16 bits", "e4m3"])

@@ -120,7 +120,7 @@ MANY_ROW_GROUPS = 257
 
 @dataclass(frozen=True)
 class DecodeShape:
-    """How the kernel treats one head size.
+    """Warps and ring stages of a block for one head size.
 
     Attributes:
         resident: blocks for which a multiprocessor has registers.
@@ -199,6 +199,11 @@ def may_cluster(head_dim: int) -> bool:
     return head_dim <= 128
 
 
+def query_heads(num_heads: int, num_kv_heads: int) -> int:
+    """Of a key/value head, those that a block handles together."""
+    return min(num_heads // num_kv_heads, GROUP_ROWS)
+
+
 def head_groups(num_heads: int, num_kv_heads: int) -> int:
     """Blocks of the decode kernel that share a row's split."""
     return num_kv_heads * ceil_div(num_heads // num_kv_heads, GROUP_ROWS)
@@ -236,7 +241,7 @@ def decode_config(
     e4m3: bool = False,
 ) -> LaunchConfig:
     """Blocks for `splits` splits of every row."""
-    query_rows = min(num_heads // num_kv_heads, GROUP_ROWS)
+    query_rows = query_heads(num_heads, num_kv_heads)
     shared_bytes = block_bytes(shape, query_rows, e4m3=e4m3)
     block = (shape.warps * WARP_SIZE, 1, 1)
     groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
@@ -284,7 +289,7 @@ def plan_decode(
     shape = few_rows[head_dim]
     if num_seqs * groups >= MANY_ROW_GROUPS and not in_order and not capped:  # other warps add other keys
         shape = many_rows.get(head_dim, shape)
-    at_once = resident_blocks(shape, min(num_heads // num_kv_heads, GROUP_ROWS), shared_bytes, e4m3=e4m3)
+    at_once = resident_blocks(shape, query_heads(num_heads, num_kv_heads), shared_bytes, e4m3=e4m3)
     division = divide(
         num_seqs,
         groups,

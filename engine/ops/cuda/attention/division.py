@@ -1,4 +1,4 @@
-"""How the keys of a decode step's rows are divided among blocks.
+"""The division of a decode step's keys among thread blocks.
 
 A context is divided among as many blocks as fill the device together with those of the other rows. So the last bits of
 a result depend on how many rows there are. Attention in order divides a context by its own length alone, and how many
@@ -33,7 +33,7 @@ ROW_GROUPS_PER_SPLIT = 64  # in order
 
 
 class Division(NamedTuple):
-    """How the keys of rows are divided among blocks.
+    """The division of each row's keys into splits, and of splits among thread blocks.
 
     In order, a split depends on its row alone, and blocks have several. Otherwise each block has one.
 

@@ -16,11 +16,11 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InInt, InT, Int32, OutCached, OutFloat, OutT, OutUint
 from tessera.engine.ops.cuda.attention.decode import (
     DECODE_SHAPES,
-    GROUP_ROWS,
     MERGED_FLOATS,
     SENT_FLOATS,
     accepts_keys,
     head_groups,
+    query_heads,
     ring_bytes,
 )
 from tessera.engine.ops.cuda.attention.division import IN_ORDER_SPLIT_KEYS, IN_ORDER_SPLITS
@@ -112,7 +112,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 def head_rows_log2(num_heads: int, num_kv_heads: int) -> int:
     """Of the rows that a query takes in a tile for its heads of one group, a power of two."""
-    return (min(num_heads // num_kv_heads, GROUP_ROWS) - 1).bit_length()
+    return (query_heads(num_heads, num_kv_heads) - 1).bit_length()
 
 
 def shared_bytes(head_dim: int, row_tiles: int, *, e4m3: bool) -> int:
