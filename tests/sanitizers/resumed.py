@@ -2,7 +2,7 @@
 
 COLLECTED gets all tests that were asked for. Of those in DONE_BEFORE, and of the cases of functions there, none runs.
 Those that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a
-run which is killed has said it, too. SECONDS gets how long each took, STARTED when each has begun.
+run which is killed has said it, too. SECONDS gets how long each took, setup and teardown apart, STARTED when each has begun.
 
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
@@ -83,8 +83,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In one process alone: those of pytest-xdist send their reports to their parent."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         return
-    if report.when == "call":
-        add("SECONDS", f"{report.duration:.1f} {report.nodeid}")
+    add("SECONDS", f"{report.duration:.1f} {report.nodeid}")
     if report.failed:
         if report.nodeid in lines("PUT_OFF"):
             return

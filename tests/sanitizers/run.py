@@ -26,6 +26,7 @@ MACROS = {"racecheck": "EVERY_LANE_ARRIVES", "synccheck": "FREE_SLOTS_ONCE"}  # 
 MOST_PROCESSES = 1024  # that a tool is connected to; those beyond, by default beyond ten, stand in cuInit
 MOST_LAUNCHES = 8  # whose memory a tool holds at a time
 TEST_SECONDS = 600
+KERNELS = "tests.sanitizers.kernels"  # compiles them for the cache, all cores at work
 SLOW_SECONDS = 100  # after which the log says where a test stands
 UNSUITABLE = {  # tests of what a tool prevents
     "tests/gpu/test_device.py::TestCopies::test_small_copies_go_past_large_ones": "a tool's copies go one by one",
@@ -66,6 +67,7 @@ def run_rounds(tool: str, tests: list[str], skipped: set[str], workers: int, sec
         file.unlink(missing_ok=True)
     variables = _environment(tool, files)
     end = time.monotonic() + seconds
+    run([sys.executable, "-m", KERNELS], variables, seconds, logs.absolute() / f"{tool}-kernels.log")
     found: Counter[Report] = Counter()
     done: set[str] = set()
     accounts: dict[str, str] = {}
@@ -109,6 +111,7 @@ def _environment(tool: str, files: dict[str, Path]) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus)))))
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "TESSERA_REQUIRE_GPU": "1"}
     variables |= {"SERVER_DEADLINE": str(TEST_SECONDS - 50), **{name: str(file) for name, file in files.items()}}
+    variables["KERNELS_AS_USED"] = "1"
     return {**variables, "KERNEL_MACRO": MACROS[tool]} if tool in MACROS else variables
 
 
