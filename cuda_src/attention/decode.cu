@@ -49,6 +49,32 @@ __device__ __forceinline__ BlockSplits find_block_splits(const Splits& splits, i
   return found;
 }
 
+// `part`: CLUSTERED of a cluster. The first `helpers` blocks along y have the splits that only long rows
+// have.
+template <bool CLUSTERED>
+__device__ __forceinline__ RowPart find_row_part(const RowDivision& division, int helpers, int cluster_log2,
+                                                 const int* context_lens, int num_seqs) {
+  if constexpr (CLUSTERED) {
+    return {static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.x) & ((1 << cluster_log2) - 1)};
+  }
+  const int row = static_cast<int>(blockIdx.y) - helpers, part = blockIdx.z;
+  if (row >= 0) return {row, part};
+  return find_long_part(part * helpers + blockIdx.y, division, context_lens, num_seqs);
+}
+
+// A key/value head, and the first of those of its query heads that a block has.
+struct HeadGroup {
+  int kv_head;
+  int begin;
+
+  static __device__ __forceinline__ HeadGroup of(int number, int num_kv_heads) {
+    HeadGroup found{number, 0};
+#pragma unroll 1
+    for (; found.kv_head >= num_kv_heads; found.kv_head -= num_kv_heads) found.begin += GROUP_ROWS;
+    return found;
+  }
+};
+
 // A row's place and length, and of its one query's token the slot in the cache and position (FUSED; else -1
 // and 0). Zeros beyond the last row.
 struct DecodeRow {
@@ -111,8 +137,9 @@ struct DecodeRow {
 // Layout: row-major, q, out and the caches 16-byte aligned, norms and cos_sin to two elements; num_heads =
 // group * num_kv_heads, rotary_dim a multiple of 4, block_size of 8. Rows of shared memory are padded by 16
 // bytes, so that eight of them fill all banks.
-// Grid: (num_kv_heads * ceil(group / 8), max(num_seqs, 1), ceil(most splits of a row / block_splits)),
-// CLUSTERED: 2^cluster_log2 blocks along x, a cluster, for each of the former, and one along z.
+// Grid: (num_kv_heads * ceil(group / 8), helpers + max(num_seqs, 1), blocks of a row), the last of
+// ceil(most splits of a row / block_splits) or, with helpers, even_splits; CLUSTERED: 2^cluster_log2 blocks
+// along x, a cluster, for each of the former, and one along z.
 // Block: 32 * WARPS threads.
 // Shared memory: (WARPS * STAGES * 2 * 16 + min(group, 8)) * (HEAD_DIM + 8) * sizeof(T) + 2 * HEAD_DIM *
 // sizeof(T), and CLUSTERED SENT_FLOATS floats for each split and MERGED_FLOATS elements of the largest share;
@@ -149,21 +176,21 @@ __global__ void __launch_bounds__(32 * WARPS)
   if (!FUSED && !beside_prefill) wait_for_earlier_kernels();
   // Later kernels wait for this one alone.
   const WaitAtEnd at_end{!FUSED && beside_prefill != 0};
-  const int part =
-      CLUSTERED ? static_cast<int>(blockIdx.x) & ((1 << cluster_log2) - 1) : static_cast<int>(blockIdx.z);
-  int kv_head = CLUSTERED ? blockIdx.x >> cluster_log2 : blockIdx.x;
-  int group_begin = 0;
-#pragma unroll 1
-  for (; kv_head >= num_kv_heads; kv_head -= num_kv_heads) group_begin += GROUP_ROWS;
+  const RowDivision division{
+      even_splits,   min_split_keys, max_split_keys, max_splits, helpers * static_cast<int>(gridDim.z),
+      sliding_window};
+  const auto [row, part] = find_row_part<CLUSTERED>(division, helpers, cluster_log2, context_lens, num_seqs);
+  if (row < 0) return;
+  const auto [kv_head, group_begin] =
+      HeadGroup::of(CLUSTERED ? blockIdx.x >> cluster_log2 : blockIdx.x, num_kv_heads);
   const int num_heads = group * num_kv_heads;
   const int head0 = kv_head * group + group_begin;
   const int num_group_heads = min(group - group_begin, GROUP_ROWS);
   // [2][HEAD_DIM]: key and value.
   Cached* const newest = reinterpret_cast<Cached*>(tile_q + num_group_heads * Tile::PITCH);
   const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-  const int row = blockIdx.y;
   auto clear = [&](int first, int end) {
-    clear_rows(out + head0 * HEAD_DIM, first, end, gridDim.y, num_heads * HEAD_DIM,
+    clear_rows(out + head0 * HEAD_DIM, first, end, gridDim.y - helpers, num_heads * HEAD_DIM,
                num_group_heads * HEAD_DIM);
   };
 
@@ -171,8 +198,7 @@ __global__ void __launch_bounds__(32 * WARPS)
   const int first_behind = part == 0 ? cu_seqlens_q[num_seqs] + row : num_tokens;  // of what has no row
   if constexpr (FUSED) own_row.find_slot(min(row, num_tokens - 1), slot_mapping, positions, rotary_dim > 0);
   const int token = own_row.token, slot = own_row.slot, context_len = own_row.context_len;
-  const Splits splits =
-      find_even_splits(context_len, sliding_window, even_splits, min_split_keys, max_split_keys, max_splits);
+  const Splits splits = find_row_splits(division, context_len, context_lens, num_seqs);
   const BlockSplits own = find_block_splits<CLUSTERED>(splits, part, block_splits, cluster_log2);
   const int num_blocks = own.num_blocks;
   if (!own_row.has_one_query() || context_len <= 0) {

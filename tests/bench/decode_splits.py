@@ -3,6 +3,9 @@
 A line for each number of rows and context over each kind of cache, as it is measured: microseconds by what is chosen
 today, by so many blocks a row that merge through memory, by clusters of so many that merge in shared memory (c), each
 with the warps of few rows and of many (m).
+
+With --long TOKENS one of the rows is so long and the others have the context: microseconds of what is chosen today
+without the long row and with it, as a graph for rows of any length has it.
 """
 
 from __future__ import annotations
@@ -59,11 +62,22 @@ def measure(ops: CudaOps, device: CudaDevice, rows: int, context: int, cache: st
     decode.plan_decode.cache_clear()
 
 
+def measure_long(ops: CudaOps, device: CudaDevice, rows: int, context: int, longest: int, cache: str) -> list[float]:
+    """Microseconds without the long row and with it."""
+    ops.reserve_attention(rows, HEADS[0], kernels.HEAD_DIM)
+    found = []
+    for first in (context, longest):
+        calls = kernels.ragged_calls(ops, device, *HEADS, [first, *[context] * (rows - 1)], longest, CACHES[cache])
+        found.append(kernels.measure(device, calls))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.decode_splits", description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
     parser.add_argument("--cache", choices=CACHES, action="append", help="default: all")
+    parser.add_argument("--long", type=int, metavar="TOKENS", help="one row of so many")
     options = parser.parse_args()
     device = CudaDevice()
     ops = CudaOps(device)
@@ -71,6 +85,10 @@ def main() -> None:
         ops.compile(bfloat16, head_dims={kernels.HEAD_DIM}, e4m3_cache=cache == "e4m3")
         for context in options.contexts:
             for rows in options.rows:
+                if options.long:
+                    even, one_long = measure_long(ops, device, rows, context, options.long, cache)
+                    print(f"{cache} {rows} x {context}: {even:.1f}, one of {options.long}: {one_long:.1f}", flush=True)
+                    continue
                 (_, us), *others = measure(ops, device, rows, context, cache)
                 best = min(others, key=lambda other: other[1])
                 times = "  ".join(f"{name}: {other:.1f}" for name, other in others)

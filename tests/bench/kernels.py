@@ -191,6 +191,46 @@ def _attention(
     }
 
 
+def ragged_calls(
+    ops: CudaOps,
+    device: CudaDevice,
+    heads: int,
+    kv_heads: int,
+    lengths: Sequence[int],
+    longest: int,
+    cached: np.dtype[Any],
+) -> list[Callable[[], object]]:
+    """Decodes of rows of these lengths with all that surrounds them in a layer, as for rows of up to `longest` tokens.
+
+    Rows share blocks of a pool that L2 has no room for.
+    """
+    block_size, rows, random = 16, len(lengths), np.random.default_rng(0)
+    pool = COLD_BYTES // (2 * cached.itemsize * block_size * kv_heads * HEAD_DIM)
+    keys, values = (_random_cache(ops, cached, (pool, kv_heads, block_size, HEAD_DIM)) for _ in range(2))
+    qkv = random_tensor(ops, rows, (heads + 2 * kv_heads) * HEAD_DIM)
+    q, out = (random_tensor(ops, rows, heads * HEAD_DIM) for _ in range(2))
+    norm, cos_sin = random_tensor(ops, HEAD_DIM), empty((longest, HEAD_DIM), float32, device)
+    ops.fill_normal(cos_sin, std=1, seed=0)
+    newest = np.array(lengths, np.int32) - 1
+    calls: list[Callable[[], object]] = []
+    for _ in range(CALLS):
+        tables = random.integers(0, pool, (rows, -(-longest // block_size)), dtype=np.int32)
+        slots = tables[np.arange(rows), newest // block_size] * block_size + newest % block_size
+        metadata = AttentionMetadata(
+            positions=from_numpy(newest, device),
+            slot_mapping=from_numpy(slots.astype(np.int32), device),
+            block_tables=from_numpy(tables, device),
+            table_rows=from_numpy(np.arange(rows, dtype=np.int32), device),
+            cu_seqlens_q=from_numpy(np.arange(rows + 1, dtype=np.int32), device),
+            context_lens=from_numpy(newest + 1, device),
+            max_seqlen_q=1,
+            max_context_len=longest,
+        )
+        attend: dict[str, Any] = {"scale": HEAD_DIM**-0.5, "out": out, "num_heads": heads, "queries": q}
+        calls.append(partial(ops.attention, qkv, keys, values, metadata, HeadTransform(cos_sin, norm, norm), **attend))
+    return calls
+
+
 def attention_calls(
     ops: CudaOps,
     device: CudaDevice,

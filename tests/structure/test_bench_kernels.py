@@ -65,6 +65,21 @@ def test_decodes_are_timed_with_each_division_of_rows(cache: str, monkeypatch: p
     assert {config.block[0] for config in launches} == {64, 128}, "with two warps and with four"
 
 
+@pytest.mark.parametrize("cache", decode_splits.CACHES)
+def test_a_long_row_is_timed_beside_short_ones(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[LaunchConfig] = []
+
+    def measure(device: BenchDevice, calls: Sequence[Callable[[], object]]) -> float:
+        calls[0]()
+        launches.append(device.launches[-1].config)
+        return float(len(launches))
+
+    monkeypatch.setattr(kernels, "measure", measure)
+    device: Any = BenchDevice()
+    assert decode_splits.measure_long(CudaOps(device), device, 64, 640, 100_000, cache) == [1.0, 2.0]
+    assert launches[0] == launches[1], "the graph is the same"
+
+
 @pytest.mark.parametrize("part", [order_of_sums.products, order_of_sums.attention])
 def test_one_order_of_sums_is_compared_with_many(part: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "measure", lambda device, calls: [call() for call in calls[:2]] and 1.0)

@@ -260,13 +260,17 @@ def test_prefill_grid_has_a_block_for_every_tile() -> None:
             assert config.grid[1] == num_kv_heads
 
 
-def splits_of_row(context_len: int, window: int, division: divisions.Division) -> int:
-    """As `find_even_splits` in attention/decode_splits.cuh counts them."""
+def splits_of_row(context_len: int, window: int, division: divisions.Division, all_keys: int = 0) -> int:
+    """As `find_row_splits` in attention/decode_splits.cuh counts them beside others, `all_keys` together."""
     warp_keys, split_keys = divisions.WARP_KEYS, divisions.SPLIT_KEYS
     num_keys = context_len - max(context_len - window, 0) // warp_keys * warp_keys
     units = ceil_div(ceil_div(num_keys, split_keys), division.even_splits)
-    if units * split_keys > division.max_split_keys:
-        units = ceil_div(units, ceil_div(units * split_keys, division.max_split_keys))
+    limit = division.max_split_keys
+    if division.helpers and num_keys > division.even_splits * limit:
+        share = ceil_div(all_keys + all_keys // 16, division.helpers * division.even_splits)
+        limit = max(limit, ceil_div(share, split_keys) * split_keys)
+    if units * split_keys > limit:
+        units = ceil_div(units, ceil_div(units * split_keys, limit))
     size = max(units * split_keys, division.min_split_keys)
     if num_keys > size * division.max_splits:
         size = ceil_div(ceil_div(num_keys, division.max_splits), split_keys) * split_keys
@@ -280,7 +284,7 @@ def splits_of_row(context_len: int, window: int, division: divisions.Division) -
 def test_no_row_has_more_splits_than_said(window: int, max_splits: int, num_seqs: int, in_order: bool) -> None:
     for longest in (0, 1, 64, 65, 2048, 5000, 8192, 131072):
         division = divisions.divide(
-            num_seqs, 8, longest, max_splits, 396, clusters=True, in_order=in_order, e4m3=num_seqs == 64
+            num_seqs, 8, longest, window, max_splits, 396, clusters=True, in_order=in_order, e4m3=num_seqs == 64
         )
         splits = divisions.decode_splits(longest, window, division)
         for context_len in {*range(0, longest, max(longest // 97, 1)), longest}:
@@ -360,9 +364,27 @@ def test_blocks_of_all_rows_nearly_fill_the_device(row_groups: int, blocks: int)
 
 def test_one_long_row_among_short_ones_has_many_blocks() -> None:
     """Else all would wait for the few blocks that a short row has."""
-    division = divisions.divide(16, 8, 131072, 32, 396, clusters=True)
-    splits = {keys: splits_of_row(keys, NO_WINDOW, division) for keys in (100, 600, 12000, 13000, 100000)}
-    assert splits == {100: 1, 600: 3, 12000: 3, 13000: 6, 100000: 16}
+    division = divisions.divide(16, 8, 131072, NO_WINDOW, 32, 396, clusters=True)
+    beside = {keys: splits_of_row(keys, NO_WINDOW, division, keys + 15 * 600) for keys in (100, 600, 12000, 100000)}
+    assert beside == {100: 1, 600: 3, 12000: 3, 100000: 24}
+    assert splits_of_row(100000, NO_WINDOW, division, 16 * 100000) == 3, "all are so long"
+
+
+@pytest.mark.parametrize("num_seqs", [2, 5, 16, 33, 64, 128, 256, 700])
+@pytest.mark.parametrize("at_once", [128, 396, 528, 792])
+def test_long_rows_have_no_more_splits_than_there_are_helpers(num_seqs: int, at_once: int) -> None:
+    random = np.random.default_rng(num_seqs * at_once)
+    division = divisions.divide(num_seqs, 8, 1 << 20, NO_WINDOW, 32, at_once, clusters=True)
+    assert division.helpers or division.even_splits == 32
+    for _ in range(50):
+        lengths = random.integers(0, 1000, num_seqs)
+        for longest in (5000, 50000, 1 << 20):
+            long_rows = random.random(num_seqs) < random.random() ** 4
+            lengths = np.where(long_rows, random.integers(1, longest, num_seqs), lengths)
+        all_keys = int(lengths.sum())
+        splits = (splits_of_row(keys, NO_WINDOW, division, all_keys) for keys in lengths.tolist())
+        extra = sum(max(count - division.even_splits, 0) for count in splits)
+        assert extra <= division.helpers * division.even_splits, lengths.tolist()
 
 
 @pytest.mark.parametrize("cached", [bfloat16, uint8], ids=["16 bits", "e4m3"])
@@ -389,7 +411,8 @@ def test_every_decode_step_is_compiled_ahead_and_has_its_blocks(
                 x, y, z = launch.config.grid
                 groups = attention_decode.head_groups(num_heads, num_kv_heads)
                 found.add(launch.config.cluster)
-                assert (x, y) == (groups * launch.config.cluster, num_seqs)
+                assert x == groups * launch.config.cluster
+                assert y == num_seqs or (y > num_seqs > 1 and longest > SHORT_CONTEXT), "helpers for long rows"
                 assert z == 1 or launch.config.cluster == 1
                 assert launch.config.cluster == 1 or longest <= SHORT_CONTEXT
     assert found >= {1, divisions.ONE_ROW_BLOCKS} if clusters else found == {1}

@@ -142,17 +142,25 @@ def test_in_order_a_row_is_bit_for_bit_what_it_is_beside_any_other(ops_in_order:
 
 
 @pytest.mark.usefixtures("forgotten_plans")
+@pytest.mark.parametrize("fused", [True, False], ids=["", "two kernels"])
 @pytest.mark.parametrize("even_splits", [1, 2, 3, 5])
-@pytest.mark.parametrize("most_keys", [128, 512, NO_LIMIT], ids=lambda keys: f"{keys}-keys")
+@pytest.mark.parametrize(("most_keys", "helpers"), [(256, 40), (512, 9), (NO_LIMIT, 0)], ids=str)
 def test_rows_of_any_lengths_in_any_number_of_blocks(
-    most_keys: int, even_splits: int, cuda_ops: CudaOps, cpu_ops: CpuOps, monkeypatch: pytest.MonkeyPatch
+    most_keys: int,
+    helpers: int,
+    even_splits: int,
+    fused: bool,
+    cuda_ops: CudaOps,
+    cpu_ops: CpuOps,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A row that is longer than so many blocks take has a multiple of them."""
-    case = AttentionCase("", SINGLE, head_dim=128, num_heads=4, num_kv_heads=2, sliding_window=1900, dtype=bfloat16)
+    """Helpers, of which some have nothing to do, take what a row has beyond `even_splits`."""
+    rows = (*DECODE_ROWS[:33], (1, 2500), (1, 2), (1, 2100))
+    case = AttentionCase("", rows, head_dim=128, num_heads=4, num_kv_heads=2, sliding_window=2300, dtype=bfloat16)
     step = DecodeInputs.of(case)
-    chosen = Division(1, even_splits, 128, most_keys, 9, 1)
+    chosen = Division(1, even_splits, 128, most_keys, 13, 1, helpers)
     monkeypatch.setattr(decode, "divide", lambda *_, **__: chosen)
-    assert_close(step.run(cuda_ops)[0], step.run(cpu_ops)[0], bfloat16)
+    assert_close(step.run(cuda_ops, fused=fused)[0], step.run(cpu_ops)[0], bfloat16)
 
 
 @pytest.mark.parametrize("e4m3", [False, True], ids=["16 bits", "e4m3"])

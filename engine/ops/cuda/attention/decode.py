@@ -62,6 +62,7 @@ class PagedAttentionDecodeParams(NamedTuple):
     max_split_keys: Int32
     max_splits: Int32
     block_splits: Int32
+    helpers: Int32
     cluster_log2: Int32
     beside_prefill: Int32
     eps: Float32
@@ -246,7 +247,8 @@ def decode_config(
     block = (shape.warps * WARP_SIZE, 1, 1)
     groups, num_seqs, cluster = head_groups(num_heads, num_kv_heads), max(num_seqs, 1), division.cluster
     if cluster == 1:
-        return LaunchConfig((groups, num_seqs, ceil_div(splits, division.block_splits)), block, shared_bytes)
+        blocks = division.even_splits if division.helpers else ceil_div(splits, division.block_splits)
+        return LaunchConfig((groups, division.helpers + num_seqs, blocks), block, shared_bytes)
     items = query_rows * shape.head_dim // MERGED_FLOATS
     received = max(count * ceil_div(items, min(count, cluster)) for count in range(1, splits + 1))
     shared_bytes += received * SENT_FLOATS * float32.itemsize
@@ -294,6 +296,7 @@ def plan_decode(
         num_seqs,
         groups,
         max_context_len,
+        window,
         max_splits,
         multiprocessors * at_once,
         clusters=clusters,
@@ -381,6 +384,7 @@ def _launch(device: CudaDevice, problem: AttentionProblem, plan: object, operand
         max_split_keys=division.max_split_keys,
         max_splits=division.max_splits,
         block_splits=division.block_splits,
+        helpers=division.helpers,
         cluster_log2=division.cluster.bit_length() - 1,
         beside_prefill=operands.beside_prefill,
         eps=eps,

@@ -22,7 +22,7 @@ MIN_SPLIT_KEYS = 192  # below, merging takes longer than what a block more saves
 FULL_ENOUGH = 0.8  # of the device's room for blocks, in all rounds together
 WHOLE_ROW_KEYS = 704  # of codes, that are one block's where rows alone have blocks for half of the device
 LONG_SPLIT_KEYS = 4096  # rows of more keys a split have more splits, so that a step does not wait for one long row
-MOST_ROW_BLOCKS = 2048  # of a launch, by rows that are so long: blocks that have nothing to do take time, too
+HELPERS_SHARE = 2  # one of so many blocks that the device has room for is there for long rows
 NO_LIMIT = 1 << 30  # keys
 ONE_ROW_BLOCKS = MAX_CLUSTER
 ONE_ROW_SPLIT_KEYS = 64  # a tile for each warp of a block
@@ -40,10 +40,11 @@ class Division(NamedTuple):
     Attributes:
         cluster: blocks that share a row's splits and merge them in each other's shared memory; 1: one block has
             `block_splits`, and several merge through memory.
-        even_splits: of a row; a multiple of them where they had more than `max_split_keys`.
+        even_splits: of a row; of a long one, whose splits had more than `max_split_keys`, a multiple of them.
         min_split_keys, max_split_keys: of a split; more only where a row has `max_splits`.
         max_splits: of any row.
         block_splits: of a block that is not of a cluster.
+        helpers: times `even_splits`, blocks for what long rows have beyond `even_splits`.
     """
 
     cluster: int
@@ -52,6 +53,7 @@ class Division(NamedTuple):
     max_split_keys: int
     max_splits: int
     block_splits: int
+    helpers: int = 0
 
 
 def decode_splits(max_context_len: int, sliding_window: int, division: Division) -> int:
@@ -88,6 +90,7 @@ def divide(
     num_seqs: int,
     groups: int,
     max_context_len: int,
+    window: int,
     max_splits: int,
     blocks_at_once: int,
     *,
@@ -111,6 +114,8 @@ def divide(
     if short and num_seqs == 1:
         return Division(ONE_ROW_BLOCKS, ONE_ROW_BLOCKS, ONE_ROW_SPLIT_KEYS, NO_LIMIT, ONE_ROW_BLOCKS, 1)
     even = min(blocks_per_row(row_groups, blocks_at_once), max_splits)
-    most = min(max(even, MOST_ROW_BLOCKS // row_groups), max_splits)
     least = WHOLE_ROW_KEYS if e4m3 and 2 * row_groups > blocks_at_once else MIN_SPLIT_KEYS
-    return Division(1, even, least, LONG_SPLIT_KEYS, most, 1)
+    most_keys = min(max_context_len, window + WARP_KEYS - 1)
+    has_long = num_seqs > 1 and even < max_splits and most_keys > even * LONG_SPLIT_KEYS
+    helpers = ceil_div(blocks_at_once, HELPERS_SHARE * groups * even) if has_long else 0
+    return Division(1, even, least, LONG_SPLIT_KEYS if helpers else NO_LIMIT, max_splits, 1, helpers)
