@@ -2,7 +2,8 @@
 
 COLLECTED gets all tests that were asked for. Of those in DONE_BEFORE, and of the cases of functions there, none runs.
 Those that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a
-run which is killed has said it, too. SECONDS gets how long each took, setup and teardown apart, STARTED when each has begun.
+run which is killed has said it, too. SECONDS gets how long each took, with setup and teardown on lines of their own, STARTED
+when each has begun.
 
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
@@ -22,6 +23,13 @@ from tessera.engine.contract.errors import DeviceError
 from tests.sanitizers.record import function_of
 
 LEAST_FREE = 0.25  # of the device's memory: a test and its kernels have taken 27 GB
+LONG = (  # tests of whole models, which come first
+    "tests/gpu/engine/",
+    "tests/gpu/ranks/test_tensor_parallel_gpu.py",
+    "tests/gpu/products/test_order_of_sums_gpu.py",
+    "tests/gpu/training/test_pretraining_gpu.py",
+    "tests/gpu/training/test_training_gpu.py",
+)
 USED_UP = pytest.StashKey[bool]()  # whether this process ends in front of its next test
 FAILED: set[str] = set()
 
@@ -49,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (done if before & {item.nodeid, function_of(item.nodeid)} else left).append(item)
     config.hook.pytest_deselected(items=done)
-    items[:] = left
+    items[:] = sorted(left, key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(tryfirst=True)

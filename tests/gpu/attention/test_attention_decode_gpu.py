@@ -164,7 +164,7 @@ def test_rows_of_any_lengths_in_any_number_of_blocks(
 
 
 @pytest.mark.parametrize("e4m3", [False, True], ids=["16 bits", "e4m3"])
-def test_a_multiprocessor_has_room_for_as_many_blocks_as_divisions_count_on(e4m3: bool, cuda_ops: CudaOps) -> None:
+def test_as_many_blocks_have_room_as_divisions_count_on(e4m3: bool, cuda_ops: CudaOps) -> None:
     device = cuda_ops.device
     if os.environ.get("TESSERA_EMULATED") == "1" or device.compute_capability != (9, 0):
         pytest.skip("registers are counted for sm_90")

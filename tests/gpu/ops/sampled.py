@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tessera.engine.ops.interface import Ops
 from tessera.engine.tensor import Device, from_numpy
-from tests.support.cases.sampling_cases import (
-    make_rows,
-)
-
-if TYPE_CHECKING:
-    pass
-
+from tests.support.cases.sampling_cases import make_rows
 
 Array = np.ndarray[Any, Any]
 
