@@ -2,8 +2,8 @@
 
 COLLECTED gets all tests that were asked for. Of those in DONE_BEFORE, and of the cases of functions there, none runs.
 Those that end well are added to DONE as they do. To FAILURES is added why others do not: a line of JSON each, so that a
-run which is killed has said it, too. SECONDS gets how long each took, with setup and teardown on lines of their own, STARTED
-when each has begun.
+run which is killed has said it, too. SECONDS gets how long each took, with setup and teardown on lines of their own,
+STARTED when each has begun.
 
 A tool keeps memory of the device for what a process has launched, and a report may cost the process its device. So a
 process of pytest-xdist ends in front of its next test where the device has little memory left or does not answer, and
