@@ -17,9 +17,6 @@ EXTRA_PER_PROMPT = 0.5  # each further waiting prompt adds this share of what on
 # Several waiting prompts add at most this time to a step, or that of so many steps of decodes if that is longer.
 MAX_PREFILL_SECONDS = 0.03
 MAX_PREFILL_DECODE_STEPS = 3
-# Prompts that a step can finish within MAX_PREFILL_SECONDS and this many steps of decodes are not cut: a sequence that
-# decodes sooner fills the steps that come anyway, and each piece of a prompt costs a step something of its own.
-MAX_WHOLE_PROMPT_DECODE_STEPS = 8
 # Several long prompts come late by the decodes of all the steps that they are cut into, and those decodes wait for them
 # in any case. So they are cut into fewer: a step may take longer, up to the time of one of them within these bounds.
 LONG_PROMPT = 1024  # tokens, of those that wait on average
@@ -123,12 +120,11 @@ class PrefillBudget:
         num_prompts: int = 1,
         prompt_len: float = 0.0,
         num_cached: int = 0,
-        longest: float = math.inf,
     ) -> int:
         """Prompt tokens, at most `most`, for a step of `num_decodes` decodes with `num_cached` cached tokens.
 
         Prompts wait with `backlog` tokens together, each with `prompt_len` on average, and `num_prompts` of them may
-        run; the more wait, the longer a step may take. The longest has `longest` tokens, with those that were computed.
+        run; the more wait, the longer a step may take.
         """
         decode_seconds = self._decode_seconds(num_decodes, num_cached)
         if decode_seconds is None or not self._seconds_per_token:
@@ -143,9 +139,7 @@ class PrefillBudget:
             extra = max(EXTRA_PER_LONG_PROMPT, EXTRA_PER_LONG_PROMPT_AND_DECODE * num_decodes)
             of_all = max(of_all, min(of_one * (1 + extra * (num_prompts - 1)), long_limit))
         wanted = max(of_one, of_all, MIN_PREFILL_TOKENS, backlog // MAX_DRAIN_STEPS)
-        tokens = self._rounded(wanted, most, num_decodes, decode_seconds)
-        uncut = self._tokens_uncut(self._seconds_per_token, decode_seconds, num_decodes)
-        return max(tokens, min(backlog, uncut, most)) if longest <= uncut else tokens
+        return self._rounded(wanted, most, num_decodes, decode_seconds)
 
     def tokens_for_many_prompts(
         self, most: int, num_decodes: int = 0, num_prompts: int = 1, prompt_len: float = 0.0, num_cached: int = 0
@@ -202,12 +196,6 @@ class PrefillBudget:
         if self._launch_seconds <= MAX_LAUNCH_EXCESS * wanted_seconds:
             return min(hidden, most)
         return min(max(self._full_sizes[-1] - num_decodes, 1), tokens)
-
-    def _tokens_uncut(self, seconds_per_token: float, decode_seconds: float, num_decodes: int) -> int:
-        """Of prompts that are not cut; no step is launched kernel by kernel for them."""
-        seconds = min(MAX_PREFILL_SECONDS, MAX_WHOLE_PROMPT_DECODE_STEPS * decode_seconds)
-        most = self._full_sizes[-1] - num_decodes if self._full_sizes else math.inf
-        return int(min(seconds / seconds_per_token, most))
 
     def _tokens_in_max_seconds(self, seconds_per_token: float, decode_seconds: float | None) -> float:
         seconds = max(MAX_PREFILL_SECONDS, MAX_PREFILL_DECODE_STEPS * (decode_seconds or 0.0))

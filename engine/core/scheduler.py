@@ -384,21 +384,20 @@ class Scheduler:
         most, num_decodes, num_cached = self.max_num_batched_tokens, 0, 0
         num_prompts = min(len(self.waiting), self.max_num_seqs - len(self.running))
         waiting = [len(sequence.token_ids) for sequence in self.waiting.some(BACKLOG_SEQS)]
-        backlog, num_counted, longest = sum(waiting), len(waiting), max(waiting, default=0)
+        backlog, num_counted = sum(waiting), len(waiting)
         for sequence in self.running:
             missing = sequence.num_tokens_to_schedule
             if missing > 1:
                 backlog += missing
                 num_prompts += 1
                 num_counted += 1
-                longest = max(longest, len(sequence.token_ids))
             else:
                 num_decodes += 1
                 num_cached += sequence.num_computed_tokens
         prompt_len = backlog / max(num_counted, 1)
         if backlog and num_decodes > num_prompts:
             return self._prefill_budget.tokens_beside_decodes(
-                backlog, most, num_decodes, num_prompts, prompt_len, num_cached, longest
+                backlog, most, num_decodes, num_prompts, prompt_len, num_cached
             )
         # With more prompts than decodes, a long step serves more sequences than it delays.
         if num_prompts + num_decodes > 1:

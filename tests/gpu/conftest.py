@@ -62,16 +62,12 @@ def cuda_device(pytestconfig: pytest.Config) -> Iterator[CudaDevice]:
 
 @pytest.fixture(scope="session")
 def cuda_ops(cuda_device: CudaDevice) -> CudaOps:
-    """All kernels compiled beforehand, which is many at a time; with KERNELS_AS_USED=1 each as a test launches it.
-
-    A tool of NVIDIA's changes the code of each kernel that a process loads.
-    """
+    """All kernels compiled beforehand, which is many at a time."""
     from tessera.engine.ops.cuda import CudaOps
 
     ops = CudaOps(cuda_device)
-    if os.environ.get("KERNELS_AS_USED") != "1":
-        for dtype in DTYPES:
-            ops.compile(dtype)
+    for dtype in DTYPES:
+        ops.compile(dtype)
     return ops
 
 

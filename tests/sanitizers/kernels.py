@@ -1,16 +1,42 @@
-"""Compile each kernel that GPU tests compile beforehand, by itself, as one that is compiled when it is used.
+"""Kernels under a tool, which takes long to change the code of each that a process loads.
 
-They are then in the cache, where the processes under a tool find them.
+As a program, compile those that GPU tests compile beforehand, one by one, so that they are in the cache. As a pytest
+plugin, have tests and the engines in them load a kernel when they first launch it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
 
 from tessera.engine.cuda import compiler
 from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.ops.cuda import CudaOps
 from tests.support.cases.op_cases import DTYPES
+
+Progress = Callable[[int, int], None]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    compile_all = CudaDevice.compile
+
+    def compile_as_used(
+        self: CudaDevice, instantiations: Sequence[Instantiation], progress: Progress | None = None
+    ) -> None:
+        if len(instantiations) == 1 or progress is not None:
+            compile_all(self, instantiations, progress)
+
+    def compile_nothing(*arguments: Any, **options: Any) -> None:
+        pass
+
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    patch.setattr(CudaDevice, "compile", compile_as_used)
+    patch.setattr(CudaOps, "compile", compile_nothing)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from tessera.engine.contract.errors import DeviceError
 from tests.sanitizers.record import function_of
 
 LEAST_FREE = 0.25  # of the device's memory: a test and its kernels have taken 27 GB
-LONG = (  # tests of whole models, which come first
+LONG = (  # tests of whole models, which come last: a run that is cut short has seen more tests then
     "tests/gpu/engine/",
     "tests/gpu/ranks/test_tensor_parallel_gpu.py",
     "tests/gpu/products/test_order_of_sums_gpu.py",
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (done if before & {item.nodeid, function_of(item.nodeid)} else left).append(item)
     config.hook.pytest_deselected(items=done)
-    items[:] = sorted(left, key=lambda item: not item.nodeid.startswith(LONG))
+    items[:] = sorted(left, key=lambda item: item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(tryfirst=True)

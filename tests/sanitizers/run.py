@@ -26,7 +26,7 @@ MACROS = {"racecheck": "EVERY_LANE_ARRIVES", "synccheck": "FREE_SLOTS_ONCE"}  # 
 MOST_PROCESSES = 1024  # that a tool is connected to; those beyond, by default beyond ten, stand in cuInit
 MOST_LAUNCHES = 8  # whose memory a tool holds at a time
 TEST_SECONDS = 600
-KERNELS = "tests.sanitizers.kernels"  # compiles them for the cache, all cores at work
+KERNELS = "tests.sanitizers.kernels"  # a program, and a plugin
 SLOW_SECONDS = 100  # after which the log says where a test stands
 DECODE = "tests/gpu/attention/test_attention_decode_gpu.py"
 UNSUITABLE = {  # tests of what a tool prevents
@@ -99,8 +99,8 @@ def _command(tool: str, workers: int, log: Path, tests: list[str]) -> list[str]:
     sanitizer += ["--force-synchronization-limit", str(MOST_LAUNCHES), "--max-connections", str(MOST_PROCESSES)]
     if tool in OF_BARRIERS:
         sanitizer += ["--num-cuda-barriers", str(MOST_BARRIERS)]
-    options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "--timeout", str(TEST_SECONDS)]
-    options += ["-o", f"faulthandler_timeout={SLOW_SECONDS}"]
+    options = ["-m", "pytest", "-m", "gpu", "-v", "-p", "tests.sanitizers.resumed", "-p", KERNELS]
+    options += ["--timeout", str(TEST_SECONDS), "-o", f"faulthandler_timeout={SLOW_SECONDS}"]
     options += [part for name in UNSUITABLE for part in ("--deselect", name)]
     # A few tests at a time, in their order, so that functions are soon done.
     options += ["-n", str(workers), "--dist", "load", "--maxschedchunk", "2", "--max-worker-restart", "1000"]
@@ -113,7 +113,6 @@ def _environment(tool: str, files: dict[str, Path]) -> dict[str, str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(len(gpus)))))
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible, "TESSERA_REQUIRE_GPU": "1"}
     variables |= {"SERVER_DEADLINE": str(TEST_SECONDS - 50), **{name: str(file) for name, file in files.items()}}
-    variables["KERNELS_AS_USED"] = "1"
     return {**variables, "KERNEL_MACRO": MACROS[tool]} if tool in MACROS else variables
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tessera.engine.core import prefill_budget
 from tessera.engine.core.prefill_budget import (
     EXTRA_PER_LONG_PROMPT,
     EXTRA_PER_LONG_PROMPT_AND_DECODE,
@@ -18,7 +17,6 @@ from tessera.engine.core.prefill_budget import (
     MAX_SLOWDOWN,
     MAX_SLOWDOWN_FOR_OTHERS,
     MAX_SLOWDOWN_SMALL_BACKLOG,
-    MAX_WHOLE_PROMPT_DECODE_STEPS,
     MIN_PREFILL_TOKENS,
     MIN_ROUND_DOWN,
     SATURATING_EXPERT_ROWS,
@@ -29,7 +27,7 @@ from tessera.engine.core.prefill_budget import (
 )
 from tessera.engine.core.step_batch import StepBatch
 from tests.support.fakes.fake_runner import Harness
-from tests.support.fakes.virtual_engine import LLAMA_8B, LLAMA_8B_FP8, QWEN3_06B, StepCosts, fill_steps, run_load
+from tests.support.fakes.virtual_engine import LLAMA_8B, LLAMA_8B_FP8, QWEN3_06B, fill_steps, run_load
 
 DECODE, TOKEN = 0.005, 0.00002  # seconds of a step of decodes, and what each token of a prompt adds
 
@@ -146,40 +144,6 @@ def test_several_long_prompts_may_add_more_to_a_step_and_one_or_short_ones_may_n
     assert tokens(2, LONG_PROMPT - 1) == pytest.approx(alone * (1 + EXTRA_PER_PROMPT), abs=1)
     assert tokens(100, 8000) == pytest.approx(MAX_LONG_PREFILL_SECONDS / TOKEN, rel=0.01)
     assert tokens(100, 3000) == 3000, "no longer than one of them takes"
-
-
-def test_prompts_that_a_step_can_finish_are_not_cut() -> None:
-    most = int(MAX_PREFILL_SECONDS / TOKEN)
-
-    def tokens(backlog: int, longest: int, full_sizes: tuple[int, ...] = (), num_decodes: int = 8) -> int:
-        return learned(full_sizes).tokens_beside_decodes(backlog, 8192, num_decodes, 1, 0.0, 0, longest)
-
-    cut = tokens(most, most + 10)
-    assert cut < most
-    assert tokens(most, most) == pytest.approx(most, abs=1)
-    assert tokens(700, 700) == 700
-    assert tokens(3 * 700, 700) == pytest.approx(most, abs=1), "of several, as many as fit"
-    assert tokens(700, 700, (256, 2048)) == 700, "not filled, which would begin the next prompt"
-    assert tokens(1400, 400, (256, 512)) == 512 - 8, "no step is launched kernel by kernel for that"
-    quick = PrefillBudget()
-    for _ in range(50):
-        quick.record_step(0, DECODE / 10)
-        quick.record_step(500, DECODE / 10 + 500 * TOKEN)
-    beside_quick = quick.tokens_beside_decodes(most, 8192, longest=most // 10)
-    assert beside_quick == pytest.approx(MAX_WHOLE_PROMPT_DECODE_STEPS * DECODE / 10 / TOKEN, abs=1)
-
-
-@pytest.mark.parametrize(("costs", "streams"), [(LLAMA_8B, 16), (LLAMA_8B, 64), (LLAMA_8B_FP8, 64), (QWEN3_06B, 16)])
-def test_whole_prompts_are_sooner_done_at_no_less_throughput(
-    costs: StepCosts, streams: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On virtual time, beside the same load with prompts that are cut."""
-    whole = run_load(costs, streams, 512, 256, 4 * streams)
-    monkeypatch.setattr(prefill_budget, "MAX_WHOLE_PROMPT_DECODE_STEPS", 0)
-    cut = run_load(costs, streams, 512, 256, 4 * streams)
-    assert np.median(whole.ttft) < 0.8 * np.median(cut.ttft)
-    assert whole.throughput > 0.999 * cut.throughput
-    assert np.percentile(whole.itl, 99) < 1.1 * MAX_PREFILL_SECONDS + np.median(cut.itl)
 
 
 def test_beside_many_decodes_several_long_prompts_may_add_more() -> None:
@@ -347,7 +311,7 @@ def test_filling_keeps_to_what_a_step_holds() -> None:
 
 def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
     def longest_chunk(*, with_decode: bool) -> int:
-        engine = Harness(num_blocks=600, max_num_batched_tokens=2000, max_model_len=2500)
+        engine = Harness(num_blocks=600, max_num_batched_tokens=1000, max_model_len=2000)
         chunks = steps_that_take_time(engine)
         for number in range(3):
             engine.add(f"decodes{number}", [1 + number] * 70, 60)
@@ -358,12 +322,12 @@ def test_a_long_prompt_is_cut_while_others_decode_and_whole_otherwise() -> None:
         for number in range(3):  # what prompts cost is learnt from these
             engine.add(f"lesson{number}", [5 + number] * 100, 1)
             engine.step(0.0)
-        engine.add("long", [9] * 1900, 1)
+        engine.add("long", [9] * 900, 1)
         chunks.clear()
         engine.run()
         return max(chunks)
 
-    assert longest_chunk(with_decode=False) == 1900
+    assert longest_chunk(with_decode=False) == 900
     assert longest_chunk(with_decode=True) <= (MAX_SLOWDOWN_SMALL_BACKLOG - 1) * DECODE / TOKEN + 8, (
         "as the last tokens may"
     )

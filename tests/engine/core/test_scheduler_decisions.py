@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,9 +42,8 @@ class Asked(PrefillBudget):
         num_prompts: int = 1,
         prompt_len: float = 0.0,
         num_cached: int = 0,
-        longest: float = math.inf,
     ) -> int:
-        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len, num_cached, longest))
+        self.beside_decodes.append((backlog, most, num_decodes, num_prompts, prompt_len, num_cached))
         return min(most, self._limit)
 
     def tokens_for_many_prompts(
@@ -84,9 +82,9 @@ def test_prompts_are_weighed_against_what_decodes(monkeypatch: pytest.MonkeyPatc
     assert budget.for_many[1:] == [(16, 1, 1, 5.0, 42)], "the rest of it"
     steps.add("c", 30)
     steps.step()
-    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0, 43 + 20, 30)]
+    assert budget.beside_decodes == [(30, 16, 2, 1, 30.0, 43 + 20)]
     steps.step()
-    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0, 44 + 21, 30)], "the whole prompt counts"
+    assert budget.beside_decodes[1:] == [(16, 16, 2, 1, 16.0, 44 + 21)]
     for num_tokens in (10, 12, 14):
         steps.add(f"d{num_tokens}", num_tokens)
     monkeypatch.setattr(scheduler_module, "BACKLOG_SEQS", 2)

@@ -26,7 +26,7 @@ MAX_GRAPH_TOKENS = FULL_TOKENS[-1]
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Seconds of a step's parts.
+    """Seconds of a step's parts; one with prompts is padded to the tokens of a graph.
 
     Attributes:
         weights: reading them all.
@@ -51,7 +51,10 @@ class StepCosts:
         """Of a step with `counts` tokens of each row."""
         lens = contexts.context_lens
         is_prompt = counts > 1
-        weights, products = self.weights, counts.sum() * self.token
+        num_tokens = int(counts.sum())
+        if is_prompt.any() and num_tokens <= MAX_GRAPH_TOKENS:
+            num_tokens = PROMPT_TOKENS[bisect_left(PROMPT_TOKENS, num_tokens)]
+        weights, products = self.weights, num_tokens * self.token
         total = STEP_SECONDS + max(weights, products) + SMALLER_SHARE * min(weights, products)
         total += (counts * (lens - counts / 2))[is_prompt].sum() * self.seen + lens[~is_prompt].sum() * self.cached
         if is_prompt.any():
@@ -62,7 +65,7 @@ class StepCosts:
 # In bfloat16, fitted to the loads of docs/figures/serving.json: prompts of 128 to 32,768 tokens alone, and streams of
 # 512/256, 16 to 256 of them. They give the 8 B's rates within 4 % and its first tokens within 25 %, the 0.6 B's rates
 # within 12 %. 256 prompts of 512 tokens that came at once showed what launching takes.
-LLAMA_8B = StepCosts(3.75e-3, 20e-6, 1.0e-9, 131072 / 4.0e12, 1.5e-3, 2.5e-3, 12.5e-3)
+LLAMA_8B = StepCosts(3.7e-3, 21e-6, 1.0e-9, 131072 / 4.0e12, 1.5e-3, 0.5e-3, 12.5e-3)
 # In FP8 with an FP8 cache, fitted to steps of none or 28 decodes after 6,100 tokens with 0 or 64 to 6,000 tokens of a
 # prompt, before which 0 or 3,000 come: 36 steps within 10 %, 3 % on average (2026-11-29, one H200).
 LLAMA_8B_FP8 = StepCosts(2.2e-3, 13.4e-6, 0.8e-9, 65536 / 3.6e12, 0.7e-3, 0.0, 12.5e-3)
