@@ -14,7 +14,7 @@ import pytest
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.attention import drafts
+from tessera.engine.ops.cuda.attention import decode, drafts
 from tessera.engine.ops.cuda.attention.division import IN_ORDER_SPLITS
 from tessera.engine.ops.interface import AttentionMetadata, Ops
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32, from_numpy, uint8
@@ -122,11 +122,10 @@ def check_bits(step: Drafts, ops: CudaOps) -> Array:
     return found
 
 
-def make_ops(device: CudaDevice, max_splits: int | None = None) -> CudaOps:
-    """In order, since a step of 33 rows and more is computed by narrower blocks otherwise; or with so many splits of a
-    row's keys at most."""
-    ops = CudaOps(device, batch_invariant=max_splits is None)
-    ops.attention_memory.reserve_decodes(160, 64, 256, max_splits or IN_ORDER_SPLITS)
+def make_ops(device: CudaDevice) -> CudaOps:
+    """In order, since otherwise the number of rows decides how a row's keys are divided."""
+    ops = CudaOps(device, batch_invariant=True)
+    ops.attention_memory.reserve_decodes(160, 64, 256, IN_ORDER_SPLITS)
     return ops
 
 
@@ -145,12 +144,14 @@ def test_each_query_has_the_bits_of_a_row_of_its_own(
 @pytest.mark.parametrize("max_splits", [1, 2])
 @pytest.mark.parametrize("window", [None, 290])
 def test_queries_whose_keys_are_divided_in_different_ways(
-    max_splits: int, window: int | None, cuda_device: CudaDevice
+    max_splits: int, window: int | None, cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small: with so few splits their size grows where a few hundred keys do."""
+    for module in (decode, drafts):
+        monkeypatch.setattr(module, "IN_ORDER_SPLITS", max_splits)
     rows = [(9, 128 * max_splits * part + offset) for part in (1, 2) for offset in (1, 4, 9)]
     case = AttentionCase("", (*rows, (16, 330)), head_dim=64, dtype=bfloat16, sliding_window=window)
-    check_bits(Drafts(case), make_ops(cuda_device, max_splits))
+    check_bits(Drafts(case), make_ops(cuda_device))
 
 
 @pytest.mark.parametrize("row_tiles", [1, 2])

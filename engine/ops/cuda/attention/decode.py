@@ -142,7 +142,7 @@ class DecodeShape:
 DECODE_SHAPES = {
     shape.head_dim: shape
     for shape in (
-        DecodeShape(64, warps=4, stages=2, resident=5),
+        DecodeShape(64, warps=4, stages=2, resident=4),
         DecodeShape(80, warps=4, stages=2, resident=4),
         DecodeShape(96, warps=4, stages=2, resident=3),
         DecodeShape(128, warps=4, stages=2, resident=3),
