@@ -13,7 +13,7 @@ constexpr int MIN_BLOCKS = BLOCKS && TOKENS > 1 && UNITS > 4 ? 1 : 2;
 // out[m, n] = sum over k of y[m, k] * weight[n, k], times the scales, + bias[n], + out[m, n] if `accumulate`;
 // if `gated`, g / (1 + exp(-g)) * u with g = out[m, n] and u = out[m, n + out_features / 2] of that. Scales
 // as of `sm90_fp8_matmul_kernel`. Of a single row (TOKENS = 1) y is x or, with `norm`,
-// x / sqrt(mean(x^2) + eps) * norm rounded to T, in e4m3 as `fp8_quantize_kernel` makes it; of several rows
+// x / sqrt(mean(x^2) + eps) * norm rounded to T, in e4m3 as `quantize_rows_kernel` makes it; of several rows
 // what that has made. Elements are multiplied as __half, which is exact; sums in float32, rounded once.
 //   in:  x [1, in_features] T and norm [in_features] T or null; or values [num_rows, in_features] e4m3 and
 //        x_scales [1 or ceil(in_features / 128), num_rows] float; weight [out_features, in_features] e4m3;

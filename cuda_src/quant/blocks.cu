@@ -2,6 +2,7 @@
 // the dense products take.
 #include "generated/blocks.cuh"
 #include "quant/block_formats.cuh"
+#include "quant/int8_codes.cuh"
 #include "quant/stored_blocks.cuh"
 #include "quant/stored_row.cuh"
 
@@ -176,4 +177,77 @@ __global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE)
       }
     }
   }
+}
+
+// A lane's 32 codes of a step, in the order of the elements.
+template <typename F>
+__device__ __forceinline__ void store_int8(const LanePart<float, F>& part, float inverse, unsigned char* row,
+                                           int columns) {
+  uint2 vectors[4];
+#pragma unroll
+  for (int round = 0; round < 4; ++round) {
+    float numbers[8];
+    float_elements_of<F>(part.codes, round, part.lane, part.scales, numbers);
+    vectors[round] = int8_codes(numbers, inverse);
+  }
+  // Round r has vector r ^ lane (see `vector_of_round`).
+  if (part.lane & 1) swap_vectors(vectors[0], vectors[1]), swap_vectors(vectors[2], vectors[3]);
+  if (part.lane & 2) swap_vectors(vectors[0], vectors[2]), swap_vectors(vectors[1], vectors[3]);
+  const int first = part.step * STEP + part.lane * LANE_ELEMENTS;
+  if (first >= columns) return;
+  uint4* const to = reinterpret_cast<uint4*>(row + first);
+  to[0] = make_uint4(vectors[0].x, vectors[0].y, vectors[1].x, vectors[1].y);
+  to[1] = make_uint4(vectors[2].x, vectors[2].y, vectors[3].x, vectors[3].y);
+}
+
+// Lane parts of a row that a block's warps share, WARP_STEPS steps a warp at a time.
+template <typename F, typename Use>
+__device__ __forceinline__ void for_each_part(const unsigned* row_codes, const unsigned* row_headers,
+                                              int num_steps, const Use& use) {
+  const int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll 1
+  for (int first = threadIdx.x / WARP_SIZE * WARP_STEPS; first < num_steps; first += ROW_WARPS * WARP_STEPS) {
+    const int step = first + lane / 4;
+    if (step < num_steps) use(LanePart<float, F>(row_codes, row_headers, step, lane % 4, true));
+  }
+}
+
+// values[r] * scales[r] = the numbers of row r to nearest; a scale is max / 127 of its row, NaN where one of
+// its numbers is.
+//   in:  codes, headers as of `dequantize_blocks_kernel`
+//   out: values [rows, columns] int8, scales [rows] float
+// Layout: contiguous rows; values 16-byte aligned, columns a multiple of 32.
+// Grid: rows. Block: ROW_WARPS warps. Shared memory: none dynamic.
+// Unit of work: one block a row, one warp WARP_STEPS steps of it at a time, which it reads twice.
+template <typename F>
+__global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE) blocks_to_int8_kernel(BLOCKS_TO_INT8_PARAMS) {
+  __shared__ unsigned largest_of_warps[ROW_WARPS];
+  const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+  const long long row = blockIdx.x;
+  const int num_spans = ceil_div(columns, F::SPAN);
+  const int num_steps = num_spans * F::STEPS_A_SPAN;
+  const unsigned* const row_codes = codes + row * num_steps * F::STEP_WORDS;
+  const unsigned* const row_headers = headers + row * num_spans * F::HEADER_WORDS;
+  unsigned largest = 0;
+  for_each_part<F>(row_codes, row_headers, num_steps, [&](const LanePart<float, F>& part) {
+    if (part.step * STEP + part.lane * LANE_ELEMENTS >= columns) return;
+#pragma unroll
+    for (int round = 0; round < 4; ++round) {
+      float numbers[8];
+      float_elements_of<F>(part.codes, round, part.lane, part.scales, numbers);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) largest = max(largest, __float_as_uint(fabsf(numbers[e])));
+    }
+  });
+  largest = __reduce_max_sync(FULL_WARP, largest);
+  if (lane == 0) largest_of_warps[warp] = largest;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < ROW_WARPS; ++i) largest = max(largest, largest_of_warps[i]);
+  const Int8Scale scale = Int8Scale::of(__uint_as_float(largest));
+  wait_for_earlier_kernels();  // a product may still read what was there
+  if (threadIdx.x == 0) scales[row] = scale.scale;
+  for_each_part<F>(row_codes, row_headers, num_steps, [&](const LanePart<float, F>& part) {
+    store_int8<F>(part, scale.inverse, values + row * columns, columns);
+  });
 }

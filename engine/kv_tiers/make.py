@@ -108,6 +108,7 @@ def form_of(config: EngineConfig, device: Device, slot_bytes: int, dtype: str) -
         config.block_size,
         slot_bytes,
         *([config.tensor_parallel_size] if config.tensor_parallel_size > 1 else []),
+        *([config.prompt_activations] if config.prompt_activations != "16bit" else []),
     ]
     return hashlib.sha256("\n".join([*described, repr(facts)]).encode()).hexdigest()
 

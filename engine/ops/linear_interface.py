@@ -85,7 +85,7 @@ class LinearOps(LayerOps, CheckedOps):
     """Letters: M rows, K width of a row, N features.
 
     Attributes:
-        dequantises: whether products of many rows dequantise some of the weights first.
+        dequantises: whether products of many rows dequantise some of the weights to 16 bits first.
     """
 
     dequantises = False

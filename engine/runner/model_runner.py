@@ -161,6 +161,8 @@ class ModelRunner:
         if not isinstance(device, CpuDevice):
             self._prepare_kernels(progress)
         weights = self._load_weights(progress)
+        if config.prompt_activations == "int8":
+            self._round_prompts(weights)
         if not isinstance(device, CpuDevice):
             rows = max(self._buffer_tokens, config.max_num_seqs)
             self._cuda_ops.reserve_linear(weights.linear_weights(), self._dtype, rows)
@@ -530,6 +532,19 @@ class ModelRunner:
             draft_tokens=speculation.num_tokens if speculation is not None else 0,
             full_tokens=FULL_TOKENS_DEQUANTISED if self.ops.dequantises else FULL_TOKENS,
         )
+
+    def _round_prompts(self, weights: Weights) -> None:
+        """Round products of many rows to int8, or say that nothing is."""
+        if isinstance(self.device, CpuDevice):
+            logger.warning("--prompt-activations int8 is for GPUs of sm_90: activations stay as they are")
+            return
+        self._cuda_ops.rounds_many_rows = True
+        if not any(self._cuda_ops.may_round(weight, self._dtype) for weight in weights.linear_weights()):
+            logger.warning(
+                "--prompt-activations int8 changes nothing: on %s, in %s, no weight of this model has a kernel for it",
+                self.device,
+                self.dtype,
+            )
 
     def _make_adapter_slots(self) -> AdapterSlots:
         num_slots = self.config.max_loras

@@ -20,7 +20,7 @@ from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.fp8 import decode, sm90
 from tessera.engine.ops.cuda.fp8.problem import Fp8Operands, Fp8Problem
-from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
+from tessera.engine.ops.cuda.linear.quantize_rows import quantized, scratch_bytes
 from tessera.engine.ops.cuda.types import cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import Tensor, bfloat16, empty, uint8

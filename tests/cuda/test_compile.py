@@ -161,12 +161,12 @@ SAMPLED = (*BLOCK_PRODUCTS, *OF_FP8_SPECS, *OF_DRAFTS, *CAPPED, *training.SPECS)
 # Of kernels of e4m3, template arguments behind the types, for each architecture.
 OF_FP8 = {
     "89": {
-        "fp8_quantize_kernel": {"false true 1"},
+        "quantize_rows_kernel": {"false false true 1"},
         "fp8_decode_kernel": {"8 4 3 true"},
         "fp8_matmul_kernel": {"64 128 false"},
     },
     "90a": {
-        "fp8_quantize_kernel": {"true false 2", "false false 4"},
+        "quantize_rows_kernel": {"false true false 2", "false false false 4"},
         "fp8_decode_kernel": {"1 4 4 true", "16 4 3 false"},
         "fp8_matmul_kernel": {"32 64 true"},
         "sm90_fp8_matmul_kernel": {"2 192 2 false", "2 128 1 true", "1 32 1 false"},

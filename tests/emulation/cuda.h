@@ -82,6 +82,10 @@ inline float __uint2float_rn(unsigned v) { return static_cast<float>(v); }
 inline unsigned __float2uint_rz(float v) {
   return !(v > 0) ? 0 : v >= 4294967296.0f ? ~0u : static_cast<unsigned>(v);
 }
+inline int __float2int_rn(float v) { return std::isnan(v) ? 0 : static_cast<int>(std::nearbyint(v)); }
+inline unsigned __vmaxu2(unsigned a, unsigned b) {  // of each half
+  return std::max(a & 0xffff, b & 0xffff) | std::max(a >> 16, b >> 16) << 16;
+}
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }

@@ -27,11 +27,12 @@ std::uint32_t MatrixLayout::at(unsigned outer, unsigned k) const {
 
 float value(Element element, std::uint16_t bits) {
   if (element == Element::E4M3) return e4m3_value(static_cast<unsigned char>(bits));
+  if (element == Element::INT8) return static_cast<signed char>(bits);
   return element == Element::BFLOAT16 ? __bfloat162float({bits}) : __half2float({bits});
 }
 
 void Product::multiply(const unsigned char* shared) {
-  const bool bytes = element == Element::E4M3;
+  const bool bytes = element == Element::E4M3 || element == Element::INT8;
   const unsigned depth = bytes ? MOST_K : K;
   const auto load = [&](const MatrixLayout& layout, unsigned outer, unsigned k) {
     if (bytes) return value(element, shared[layout.at(outer, k / 2) + k % 2]);
@@ -39,6 +40,9 @@ void Product::multiply(const unsigned char* shared) {
     std::memcpy(&bits, shared + layout.at(outer, k), sizeof(bits));
     return value(element, bits);
   };
+  // Integers below 2^24 are floats exactly.
+  const auto sum_of = [&](float sum) { return element == Element::INT8 ? float(bits_as<int>(sum)) : sum; };
+  const auto kept = [&](float sum) { return element == Element::INT8 ? bits_as<float>(int(sum)) : sum; };
   const unsigned g = lane / 4, t = lane % 4;
   if (!a_in_registers) {
     for (unsigned h = 0; h < 2; ++h) {
@@ -56,7 +60,7 @@ void Product::multiply(const unsigned char* shared) {
   for (unsigned j = 0; j < pairs; ++j) {
     for (unsigned e = 0; e < 2; ++e) {
       for (unsigned k = 0; k < depth; ++k) b_rows[k][j * 2 + e] = load(b, j * 8 + t * 2 + e, k);
-      for (unsigned h = 0; h < 2; ++h) totals[h][j * 2 + e] = adds ? before[j * 4 + h * 2 + e] : 0.0f;
+      for (unsigned h = 0; h < 2; ++h) totals[h][j * 2 + e] = adds ? sum_of(before[j * 4 + h * 2 + e]) : 0.0f;
     }
   }
   for (unsigned h = 0; h < 2; ++h) {
@@ -65,7 +69,7 @@ void Product::multiply(const unsigned char* shared) {
     }
   }
   for (unsigned j = 0; j < pairs; ++j) {
-    for (unsigned i = 0; i < 4; ++i) before[j * 4 + i] = totals[i / 2][j * 2 + i % 2];
+    for (unsigned i = 0; i < 4; ++i) before[j * 4 + i] = kept(totals[i / 2][j * 2 + i % 2]);
   }
 }
 

@@ -16,8 +16,18 @@ struct MatrixLayout {
   std::uint32_t at(unsigned outer, unsigned k) const;
 };
 
-enum class Element { BFLOAT16, FLOAT16, E4M3 };
+enum class Element { BFLOAT16, FLOAT16, E4M3, INT8 };  // sums are floats, of INT8 integers
 float value(Element element, std::uint16_t bits);
+
+// Places of a thread's sums; integers are kept as the floats of their bits.
+struct Sum {
+  float* place;
+
+  Sum(float* place) : place(place) {}
+  Sum(int* place) : place(reinterpret_cast<float*>(place)) {}
+  operator float*() const { return place; }
+};
+using Sums = std::vector<Sum>;
 
 struct Product {
   static constexpr unsigned K = 16;  // elements of 2 bytes, twice as many of one
@@ -31,7 +41,7 @@ struct Product {
   bool a_in_registers;
   MatrixLayout a, b;
   float rows[2][MOST_K];      // of A where it comes from registers
-  std::vector<float*> sums;   // where they are to go
+  Sums sums;                  // where they are to go
   std::vector<float> before;  // what was there, or what comes of the product in flight with the same sums
   std::vector<const std::uint32_t*> registers;  // of A, that must not change
   std::uint32_t words[4];                       // what is in them

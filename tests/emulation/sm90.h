@@ -126,6 +126,10 @@ inline void ptx_wgmma_wait_group_sync_aligned(int pending) { emulated::wait_for_
       const emulated::Sums& d, unsigned long long a, unsigned long long b, bool adds, int sign_a,       \
       int sign_b) {                                                                                     \
     emulated::start_product({emulated::Element::E4M3, N}, d, a, b, adds, sign_a, sign_b, false, false); \
+  }                                                                                                     \
+  inline void ptx_wgmma_mma_async_sync_aligned_m64n##N##k32_s32_s8_s8(                                  \
+      const emulated::Sums& d, unsigned long long a, unsigned long long b, bool adds) {                 \
+    emulated::start_product({emulated::Element::INT8, N}, d, a, b, adds, 1, 1, false, false);           \
   }
 DEFINE_WGMMA(8)
 DEFINE_WGMMA(16)

@@ -12,7 +12,6 @@ struct Kind {
   Element element;
   unsigned columns;
 };
-using Sums = std::vector<float*>;                    // that a product in flight keeps
 using Fragment = std::vector<const std::uint32_t*>;  // of A in registers
 
 // `a` and `b` are matrix descriptors; a sign is 1 or -1.

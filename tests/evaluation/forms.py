@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tessera.engine.contract.errors import ModelError
-from tessera.engine.formats import KVFormat, WeightFormat, WeightPart
+from tessera.engine.formats import DenseFormat, KVFormat, WeightFormat, WeightPart
 from tessera.engine.formats.format import Float32Array, TensorLayout
 from tessera.engine.models.config import load_config
 from tessera.engine.models.quantised.rounded import RoundingName
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.models.weights.rounding import rounded_while_loading
 from tessera.engine.models.weights.safetensors import SafetensorsFile
+from tessera.engine.ops.cuda.linear.quantize_rows import INT8_GROUP
 from tessera.engine.ops.interface import Ops
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, bfloat16, float32, from_numpy, uint8
@@ -28,10 +29,18 @@ from tests.evaluation.scoring import Form, StepMemory
 from tests.support.cases import quantisers
 from tests.support.cases.op_cases import Array
 from tests.support.cases.quantisers import SCHEMES, Scheme, gptq_config, pack_tensors, packed_config, write_tensors
+from tests.support.references.int8_codes import Int8Codes
 from tests.support.references.rounded_queries import RoundedQueryOps
 
 BLOCKS = {**SCHEMES["deepseek"].config, "weight_block_size": [128, 128]}
 PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+
+
+@dataclass(frozen=True)
+class Int8Products:
+    """Of weights that are quantised so while they load, as `--prompt-activations int8` rounds both."""
+
+    quantization: RoundingName
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class E4m3Cache:
 
 
 # How a folder of it is made, what is asked for at the start, or the dtype of plain weights and of activations.
-Way: TypeAlias = "Scheme | RoundingName | E4m3Cache | np.dtype[Any]"
+Way: TypeAlias = "Scheme | RoundingName | Int8Products | E4m3Cache | np.dtype[Any]"
 PLAIN, SIXTEEN_BITS = "float32", "bfloat16"
 WAYS: dict[str, Way] = {  # by the name in the table
     PLAIN: float32,
@@ -68,6 +77,7 @@ WAYS: dict[str, Way] = {  # by the name in the table
         {"group_size": 64, "bits": 4}, lambda w: quantisers.mlx(w, 4, 64), "quantization", embeddings=True
     ),
     "`--quantization int4`": "int4",
+    "the same with `--prompt-activations int8`": Int8Products("int4"),
     "FP8 keys and values; `--kv-cache-dtype fp8`": E4m3Cache(rounds_queries=False),
     "FP8 keys, values and queries": E4m3Cache(rounds_queries=True),
 }
@@ -93,6 +103,8 @@ class Forms:
                 return self._load(_quantised_folder(self._source, self._work, way))
             if isinstance(way, str):
                 return self._load(self._source, quantization=way)
+            if isinstance(way, Int8Products):
+                return self._load(self._source, quantization=way.quantization, rounds_products=True)
             if isinstance(way, E4m3Cache):
                 ops = RoundedQueryOps(CPU) if way.rounds_queries else make_ops(CPU)
                 return self._load(self._source, ops=ops, cache=KVFormat(uint8))
@@ -108,6 +120,7 @@ class Forms:
         quantization: RoundingName | None = None,
         ops: Ops | None = None,
         cache: KVFormat | None = None,
+        rounds_products: bool = False,
     ) -> Loaded:
         config, ops = load_config(folder), ops or make_ops(CPU)
         if quantization is not None:
@@ -115,7 +128,8 @@ class Forms:
         weights = load_weights(folder, config, dtype, ops)
         nbytes = weights.nbytes
         for weight in weights.linear_weights():
-            object.__setattr__(weight, "parts", tuple(map(_dequantised, weight.parts)))
+            parts = tuple(_dequantised(part, rounds_products=rounds_products) for part in weight.parts)
+            object.__setattr__(weight, "parts", parts)
         key = dtype, cache or KVFormat(dtype)
         if key not in self._memories:
             self._memories[key] = StepMemory(config, *key)
@@ -135,9 +149,13 @@ def _quantised_folder(source: Path, work: Path, scheme: Scheme) -> Path:
 
 @dataclass(frozen=True)
 class Dequantised(WeightFormat, abstract=True):
-    """`values` [R, K] float32, and activations as `inner` takes them: a text does not dequantise weights again."""
+    """`values` [R, K] float32, and activations as `inner` takes them: a text does not dequantise weights again.
+
+    `rounds_input`: to int8 then.
+    """
 
     inner: WeightFormat
+    rounds_input: bool
 
     name = "dequantised"
     tensor_names = ("values",)
@@ -150,10 +168,14 @@ class Dequantised(WeightFormat, abstract=True):
         return found
 
     def input_of(self, x: Float32Array) -> Float32Array:
-        return self.inner.input_of(x)
+        taken = self.inner.input_of(x)
+        return Int8Codes.of(taken, INT8_GROUP).numbers if self.rounds_input else taken
 
 
-def _dequantised(part: WeightPart) -> WeightPart:
+def _dequantised(part: WeightPart, *, rounds_products: bool) -> WeightPart:
     arrays = {name: tensor.numpy() for name, tensor in part.tensors.items()}
-    values = from_numpy(part.format.dequantize(arrays, slice(None)), CPU)
-    return WeightPart(Dequantised(part.format), part.shape, {"values": values})
+    numbers = part.format.dequantize(arrays, slice(None))
+    rounds = rounds_products and not isinstance(part.format, DenseFormat)
+    if rounds:
+        numbers = Int8Codes.of(numbers, numbers.shape[1]).numbers
+    return WeightPart(Dequantised(part.format, rounds), part.shape, {"values": from_numpy(numbers, CPU)})

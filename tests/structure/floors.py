@@ -71,7 +71,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("engine.ops.make", "engine.ops.training.make"),
     ("engine.ops.training.cpu",),
     ("engine.ops.cpu", "engine.ops.cuda"),
-    ("engine.ops.cuda.moe", "engine.ops.cuda.training"),
+    ("engine.ops.cuda.int8", "engine.ops.cuda.moe", "engine.ops.cuda.training"),
     ("engine.ops.cuda.attention", "engine.ops.cuda.quant"),
     ("engine.ops.cuda.fp8", "engine.ops.cuda.lora"),
     ("engine.ops.cuda.linear",),

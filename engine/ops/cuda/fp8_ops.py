@@ -17,13 +17,14 @@ import numpy as np
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import Fp8Format, LinearWeight, WeightFormat
 from tessera.engine.ops.cuda.candidates import Choice, Chooser
-from tessera.engine.ops.cuda.fp8 import decode, portable, quantize, sm90, sm90_rows
+from tessera.engine.ops.cuda.fp8 import decode, portable, sm90, sm90_rows
 from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
-from tessera.engine.ops.cuda.fp8.quantize import FP8_QUANTIZE, quantized, scratch_bytes
+from tessera.engine.ops.cuda.linear import quantize_rows
+from tessera.engine.ops.cuda.linear.quantize_rows import QUANTIZE_ROWS, quantized, scratch_bytes
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.types import HALF_BYTES, aligned, cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue, RMSNorm
-from tessera.engine.tensor import Tensor, empty, uint8
+from tessera.engine.tensor import Tensor
 
 WIDE_BYTES = 16  # of the widest copies
 MULTIPLE = 16  # of in_features
@@ -38,8 +39,6 @@ class Around(NamedTuple):
 
 
 class Fp8LinearOps(DequantizeOps):
-    _rows_scratch: Tensor | None = None
-
     @cached_property
     def fp8_kernels(self) -> Chooser[Fp8Problem, Fp8Operands]:
         """Chooses the kernels of products by e4m3 weights; tests and benchmarks restrict it."""
@@ -60,7 +59,7 @@ class Fp8LinearOps(DequantizeOps):
             self._rows_scratch_of(max(scratch_bytes(max_rows, weight.shape[1]) for weight in rounding))
 
     def _kernels(self, dtype: str, *, groups: bool) -> list[Instantiation]:
-        files = (quantize, decode, sm90_rows, sm90, portable)
+        files = (quantize_rows, decode, sm90_rows, sm90, portable)
         kernels = [kernel for file in files for kernel in file.kernels_of(dtype, groups=groups)]
         return [kernel for kernel in kernels if kernel[0].supports(self.device.arch)]
 
@@ -71,7 +70,7 @@ class Fp8LinearOps(DequantizeOps):
         return all(self.multiplies_stored(part.format, part.shape, dtype) for part in weight.parts)
 
     def multiplies_stored(self, format: WeightFormat, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-        if not FP8_QUANTIZE.supports(self.device.arch) or dtype.itemsize != HALF_BYTES:
+        if not QUANTIZE_ROWS.supports(self.device.arch) or dtype.itemsize != HALF_BYTES:
             return False
         if not isinstance(format, Fp8Format) or not format.rounds_input or format.block not in (None, (GROUP, GROUP)):
             return False
@@ -157,10 +156,3 @@ class Fp8LinearOps(DequantizeOps):
                 return None
             chosen.append((problem, choice))
         return chosen
-
-    def _rows_scratch_of(self, nbytes: int) -> Tensor:
-        """At least this much memory, the same for every product: they run one after the other."""
-        if self._rows_scratch is None or self._rows_scratch.nbytes < nbytes:
-            assert not self.device.is_capturing, "reserve_linear comes before a recording"
-            self._rows_scratch = empty((nbytes,), uint8, self.device)
-        return self._rows_scratch

@@ -16,6 +16,7 @@ from tessera.engine.contract.errors import TesseraError
 from tessera.engine.formats import AdapterRows, LinearWeight, LoraStack
 from tessera.engine.ops.cuda.candidates import Chooser
 from tessera.engine.ops.cuda.fp8_ops import Fp8LinearOps
+from tessera.engine.ops.cuda.int8.ops import Int8LinearOps
 from tessera.engine.ops.cuda.linear.decode import takes_sum
 from tessera.engine.ops.cuda.linear.problem import FUSED_GATES, LINEAR, LinearOperands, LinearProblem
 from tessera.engine.ops.cuda.lora import instantiations
@@ -35,7 +36,7 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, Activation
 from tessera.engine.tensor import Tensor
 
 
-class LinearOps(Fp8LinearOps):
+class LinearOps(Int8LinearOps, Fp8LinearOps):
     _begun: BegunAdapters | None = None  # for the next product
     _turned: Tensor | None = None  # what the last product stored, for the next one
 
@@ -59,8 +60,11 @@ class LinearOps(Fp8LinearOps):
             if launch_block_product(self.device, blocks, accumulates=isinstance(epilogue, Accumulate)) is None:
                 raise TesseraError("a product's rows are turned for another than the next one")
             return
-        if weight.dense is None and self._fp8_linear(x, weight, prologue, epilogue, out):
-            return
+        if weight.dense is None:
+            if self._fp8_linear(x, weight, prologue, epilogue, out):
+                return
+            if self._int8_linear(x, weight, prologue, epilogue, out):
+                return
         if not self._fused(x, weight, prologue, epilogue, out):
             super()._linear(x, weight, prologue, epilogue, out)
 

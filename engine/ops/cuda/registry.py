@@ -22,7 +22,8 @@ from tessera.engine.ops.cuda import (
     softmax,
     training,
 )
-from tessera.engine.ops.cuda.linear import rank_products
+from tessera.engine.ops.cuda.int8 import sm90 as sm90_int8
+from tessera.engine.ops.cuda.linear import quantize_rows, rank_products
 from tessera.engine.ops.cuda.moe import blocks as expert_blocks
 from tessera.engine.ops.cuda.moe import decode as expert_decode
 from tessera.engine.ops.cuda.moe import mxfp4 as expert_mxfp4
@@ -55,7 +56,9 @@ GROUPS = (
     sm90_row,
     sm90_rows,
     slices,
+    quantize_rows,
     fp8,
+    sm90_int8,
     lora,
     attention,
     norm,
@@ -83,6 +86,7 @@ ENCODER_GROUPS = (
     dequantize,
     blocks,
     gather,
+    quantize_rows,
     fp8,
     norm,
     activation,

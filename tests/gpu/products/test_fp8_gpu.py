@@ -16,8 +16,9 @@ from tessera.engine.formats.fp8 import E4M3_VALUES
 from tessera.engine.models.config import load_config
 from tessera.engine.models.weights.loader import load_weights
 from tessera.engine.ops.cuda import CudaOps
-from tessera.engine.ops.cuda.fp8 import decode, quantize, sm90, sm90_rows
-from tessera.engine.ops.cuda.fp8.quantize import quantized, scratch_bytes
+from tessera.engine.ops.cuda.fp8 import decode, sm90, sm90_rows
+from tessera.engine.ops.cuda.linear import quantize_rows
+from tessera.engine.ops.cuda.linear.quantize_rows import quantized, scratch_bytes
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, uint8
@@ -128,8 +129,8 @@ def test_few_rows_and_many_are_quantised_alike(
     x = from_numpy(random_array(19, (3, k), bfloat16), device)
     norm = from_numpy(random_array(20, (k,), bfloat16), device) if normed else None
     found = []
-    for few_rows in (quantize.FEW_ROWS, 0):
-        monkeypatch.setattr(quantize, "FEW_ROWS", few_rows)
+    for few_rows in (quantize_rows.FEW_ROWS, 0):
+        monkeypatch.setattr(quantize_rows, "FEW_ROWS", few_rows)
         scratch = empty((scratch_bytes(3, k),), uint8, device)
         found.append([part.numpy().copy() for part in quantized(device, x, norm, 1e-5, format, scratch)])
     for few, many in zip(*found, strict=True):

@@ -1,13 +1,13 @@
 """Products by e4m3 weights, of activations rounded to e4m3 as well.
 
 Public: `SPECS` and `instantiations`, the kernels; `problem.FP8_LINEAR`, the table of those that multiply;
-`quantize.quantized`, the rows that they take; `dequantize.launch_dequantize`, for what they do not take.
+`dequantize.launch_dequantize`, for what they do not take. Their rows come from `quant.quantize_rows`.
 """
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.ops.cuda.fp8 import decode, dequantize, portable, quantize, sm90, sm90_rows
+from tessera.engine.ops.cuda.fp8 import decode, dequantize, portable, sm90, sm90_rows
 
-FILES = (quantize, decode, sm90_rows, sm90, portable, dequantize)
+FILES = (decode, sm90_rows, sm90, portable, dequantize)
 SPECS = tuple(spec for file in FILES for spec in file.SPECS)
 
 __all__ = ["SPECS", "instantiations"]

@@ -32,7 +32,9 @@ from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
 from tessera.engine.tensor import Tensor, bfloat16
 
 
-class Sm90Fp8MatmulParams(NamedTuple):
+class Sm90ScaledMatmulParams(NamedTuple):
+    """Of products of e4m3, and of int8."""
+
     x_map: TensorMap
     x_tail_map: TensorMap
     weight_map: TensorMap
@@ -55,14 +57,15 @@ SM90_FP8_MATMUL = KernelSpec(
     file="fp8/sm90_fp8_matmul.cu",
     name="sm90_fp8_matmul_kernel",
     template=("T", "Out", "WARPGROUPS_M", "WARPGROUP_N", "SHARING", "BLOCKS"),
-    params=Sm90Fp8MatmulParams,
+    params=Sm90ScaledMatmulParams,
     min_arch=90,
     arch_specific=True,
     overlaps=True,
     on_demand=True,
 )
 SPECS = (SM90_FP8_MATMUL,)
-declare_header("sm90_fp8_matmul", __name__, {"SCALES": GROUP}, (Sm90Fp8MatmulParams,))
+declare_header("sm90_scaled_matmul", __name__, params=(Sm90ScaledMatmulParams,))
+declare_header("sm90_fp8_matmul", __name__, {"SCALES": GROUP})
 
 TILES = (Tile(2, 192), Tile(2, 160), Tile(2, 128), Tile(2, 96), Tile(2, 64), Tile(1, 64), Tile(1, 32))
 GROUP_TILES = (Tile(2, 128), Tile(2, 64), Tile(1, 64), Tile(1, 32))
@@ -93,9 +96,17 @@ def template_of(plan: Plan, dtype: str, out_dtype: str, *, groups: bool) -> tupl
 
 
 def choose_plan(
-    problem: Fp8Problem, clusters_at_once: tuple[int, ...], costs: Sm90Costs, *, max_shared_bytes: int
+    problem: Fp8Problem,
+    clusters_at_once: tuple[int, ...],
+    costs: Sm90Costs,
+    *,
+    max_shared_bytes: int,
+    group_steps: int = 1,
 ) -> Plan | None:
-    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time."""
+    """The plan of least cost; `clusters_at_once[s - 1]` clusters of s blocks run at a time.
+
+    A split of k begins with a multiple of `group_steps`.
+    """
     num_rows, pairs = problem.num_rows, problem.in_features // 2
     steps = ceil_div(pairs, TILE_K)
     shares = num_rows >= costs.min_sharing_rows and clusters_at_once[SHARING - 1] > 0
@@ -112,6 +123,8 @@ def choose_plan(
         if plan.splits == 1:
             return True
         whole = not problem.in_order and plan.splits * MIN_SPLIT_STEPS <= steps
+        if group_steps > 1 and steps % (plan.splits * group_steps):
+            return False
         return whole and clusters_at_once[plan.splits - 1] > 0
 
     def cost(plan: Plan) -> float:
@@ -151,32 +164,61 @@ def as_pairs(matrix: Tensor) -> Tensor:
     return Tensor(matrix.buffer, (rows, columns // HALF_BYTES), bfloat16, matrix.offset)
 
 
+class Scaled(NamedTuple):
+    """A matrix of bytes [rows, columns] with scales in float32."""
+
+    values: Tensor
+    scales: Tensor
+
+
 def _launch(device: CudaDevice, problem: Fp8Problem, plan: Plan, operands: Fp8Operands) -> None:
     assert operands.values is not None
-    num_rows = problem.num_rows
-    x, weight = as_pairs(operands.values), as_pairs(operands.part.tensors["values"])
+    assert operands.scales is not None
+    x, weight = (
+        Scaled(operands.values, operands.scales),
+        Scaled(operands.part.tensors["values"], operands.part.tensors["scales"]),
+    )
     at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
+    template = template_of(plan, problem.dtype, problem.out_dtype, groups=problem.groups)
+    kernel = (SM90_FP8_MATMUL, template)
+    launch_scaled(device, kernel, problem, plan, at_once, x, weight, operands.bias, operands.out, operands.out_stride)
+
+
+def launch_scaled(
+    device: CudaDevice,
+    kernel: Instantiation,
+    problem: Fp8Problem,
+    plan: Plan,
+    at_once: int,
+    rows: Scaled,
+    stored: Scaled,
+    bias: Tensor | None,
+    out: int,
+    out_stride: int,
+) -> None:
+    """`at_once`: clusters that the device runs at a time; `out`, `out_stride`: see `Fp8Operands`."""
+    num_rows = problem.num_rows
+    x, weight = as_pairs(rows.values), as_pairs(stored.values)
     config = plan.config(num_rows, problem.weight_rows, problem.out_itemsize, at_once, device.max_shared_bytes)
-    params = Sm90Fp8MatmulParams(
+    params = Sm90ScaledMatmulParams(
         x_map=box_map(x, plan.tile.m),
         x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
         weight_map=box_map(weight, plan.weight_box_rows(silu_mul=problem.gated)),
-        x_scales=operands.scales,
-        weight_scales=operands.part.tensors["scales"],
-        bias=operands.bias,
-        out=operands.out,
+        x_scales=rows.scales,
+        weight_scales=stored.scales,
+        bias=bias,
+        out=out,
         num_rows=num_rows,
         out_features=problem.weight_rows,
         in_features=problem.in_features,
-        out_stride=operands.out_stride,
+        out_stride=out_stride,
         splits=plan.splits,
         tiles_m_in_l2=ROWS_IN_L2 // (plan.tile.m * plan.sharing),
         stages=plan.stages(problem.out_itemsize, device.max_shared_bytes),
         accumulate=problem.accumulates,
         silu_mul=problem.gated,
     )
-    template = template_of(plan, problem.dtype, problem.out_dtype, groups=problem.groups)
-    device.launch(SM90_FP8_MATMUL, template, config, params)
+    device.launch(*kernel, config, params)
 
 
 def kernels_of(dtype: str, *, groups: bool) -> list[Instantiation]:

@@ -12,10 +12,11 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InInt, Int32, InUint, OutT, OutUint, Pointer
+from tessera.engine.cuda.params import InInt, Int32, InUint, OutFloat, OutT, OutUint, Pointer
 from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS, PackedFormat, WeightPart
 from tessera.engine.formats.nf4 import NF4_VALUES
 from tessera.engine.gguf.blocks import TABLES
+from tessera.engine.ops.cuda.linear.quantize_rows import OutBytes
 from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div, cuda_type
 from tessera.engine.tensor import Tensor, bfloat16, float16, float32
 
@@ -38,6 +39,14 @@ class DequantizeBlocksParams(NamedTuple):
     columns: Int32
 
 
+class BlocksToInt8Params(NamedTuple):
+    codes: InUint
+    headers: InUint
+    values: OutBytes
+    scales: OutFloat
+    columns: Int32
+
+
 PACK_BLOCKS = KernelSpec(
     file="quant/blocks.cu",
     name="pack_blocks_kernel",
@@ -55,9 +64,18 @@ DEQUANTIZE_BLOCKS = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
+BLOCKS_TO_INT8 = KernelSpec(
+    file="quant/blocks.cu",
+    name="blocks_to_int8_kernel",
+    template=("F",),
+    params=BlocksToInt8Params,
+    writes_weights=True,
+    overlaps=True,
+    on_demand=True,
+)
 LANE_ELEMENTS = 32  # of a thread
 ROW_WARPS = Constant(8, "of a block that dequantises")
-SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS)
+SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS, BLOCKS_TO_INT8)
 
 
 def _nf4_tables() -> str:
@@ -76,7 +94,9 @@ def _table(name: str, values: tuple[int, ...]) -> str:
     return f"struct {name} {{\n  static constexpr bool LOOKS_UP = true;\n{members}}};\n"
 
 
-declare_header("blocks", __name__, {"ROW_WARPS": ROW_WARPS}, (PackBlocksParams, DequantizeBlocksParams))
+declare_header(
+    "blocks", __name__, {"ROW_WARPS": ROW_WARPS}, (PackBlocksParams, DequantizeBlocksParams, BlocksToInt8Params)
+)
 declare_header(
     "block_formats",
     __name__,
@@ -87,7 +107,18 @@ declare_header(
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     packing: list[Instantiation] = [(PACK_BLOCKS, (name,)) for name in PACKED_FORMATS]
+    packing += [(BLOCKS_TO_INT8, (name,)) for name in KERNEL_FORMATS]
     return packing + [(DEQUANTIZE_BLOCKS, (dtype, name)) for dtype in dtypes for name in KERNEL_FORMATS]
+
+
+def launch_to_int8(device: CudaDevice, part: WeightPart, values: Tensor, scales: Tensor) -> None:
+    """A part [N, K] to nearest as int8 [N, K] times a scale [N] of each row."""
+    assert isinstance(part.format, PackedFormat)
+    codes, headers = (part.tensors[name] for name in part.format.tensor_names)
+    rows, columns = part.shape
+    params = BlocksToInt8Params(codes=codes, headers=headers, values=values, scales=scales, columns=columns)
+    config = LaunchConfig((rows, 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
+    device.launch(BLOCKS_TO_INT8, (part.format.kernel_type,), config, params)
 
 
 def launch_dequantize(

@@ -83,6 +83,7 @@ class DequantizeOps(Ops):
     batch_invariant = False  # see `CudaOps`
     _scratch: Tensor | None = None
     _ordered: Tensor | None = None
+    _rows_scratch: Tensor | None = None
     _room: Tensor | None = None  # in which products turn their rows
 
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any], max_rows: int = 0) -> None:
@@ -114,6 +115,13 @@ class DequantizeOps(Ops):
             assert not self.device.is_capturing, "reserve_linear comes before a recording"
             self._scratch = empty((nbytes,), uint8, self.device)
         return self._scratch
+
+    def _rows_scratch_of(self, nbytes: int) -> Tensor:
+        """At least this much memory for activations in 8 bits, the same for every product."""
+        if self._rows_scratch is None or self._rows_scratch.nbytes < nbytes:
+            assert not self.device.is_capturing, "reserve_linear comes before a recording"
+            self._rows_scratch = empty((nbytes,), uint8, self.device)
+        return self._rows_scratch
 
     def _in_order_of(self, nbytes: int) -> Tensor:
         """At least this much memory for activations, the same for every product."""

@@ -1,8 +1,9 @@
-// Rows of activations as e4m3 with scales, for products by e4m3 weights; with the norm before them.
+// Rows of activations in 8 bits with scales, for products by weights of 8 bits; with the norm before them.
 
 #include "common.cuh"
 #include "fp8/fp8_rows.cuh"
-#include "generated/fp8_quantize.cuh"
+#include "generated/quantize_rows.cuh"
+#include "quant/int8_codes.cuh"
 
 template <int CHUNKS>
 constexpr int MOST_THREADS = CHUNKS < ROW_CHUNKS ? WIDE_THREADS : MAX_THREADS;
@@ -11,22 +12,24 @@ constexpr int MIN_BLOCKS = NORM                  ? 1
                            : CHUNKS < ROW_CHUNKS ? 2
                                                  : 3;
 
-// values[m, k] = e4m3(y[m, k] / scale), and the scales: max |y| / 448 of a row or, with GROUPS, of each 128
-// of its columns; `static_scale` if that is positive. y is x or, with NORM, x / sqrt(mean(x^2) + eps) *
-// norm rounded to T, with the bits that `rmsnorm_kernel` gives.
+// values[m, k] = code(y[m, k] / scale), and the scales: max |y| / 448 of a row or, with GROUPS, of each 128
+// of its columns; `static_scale` if that is positive. With INT8 codes are integers, and scales max |y| / 127
+// of each 256 columns, NaN where one of them is NaN. y is x or, with NORM, x / sqrt(mean(x^2) + eps) * norm
+// rounded to T, with the bits that `rmsnorm_kernel` gives.
 //   in:  x [rows, hidden] T; norm [hidden] T or null
-//   out: values [rows, hidden] e4m3; scales [1 or ceil(hidden / 128), rows] float
+//   out: values [rows, hidden] e4m3 or int8; scales [1 or ceil(hidden / columns of a group), rows] float
 // Layout: contiguous rows, hidden a multiple of 16; norm and values 16-byte aligned; 16-byte loads of x where
 // its address allows.
 // Grid: rows. Block: as of `rmsnorm_kernel`, times ROW_CHUNKS / CHUNKS. Shared memory: with NORM and CHUNKS <
 // ROW_CHUNKS CHUNKS * 16 bytes a thread, else none dynamic.
 // Unit of work: one block a row. Where ROW_CHUNKS chunks of each thread are less than the row, the rest is
 // read again; with fewer they are the whole row, which is soon done: that counts while there are few rows.
-template <typename T, bool GROUPS, bool NORM, int CHUNKS>
+template <typename T, bool INT8, bool GROUPS, bool NORM, int CHUNKS>
 __global__ void __launch_bounds__(MOST_THREADS<CHUNKS>, MIN_BLOCKS<NORM, CHUNKS>)
-    fp8_quantize_kernel(FP8_QUANTIZE_PARAMS(T)) {
+    quantize_rows_kernel(QUANTIZE_ROWS_PARAMS(T)) {
   static_assert(sizeof(T) == 2 && CHUNK == VECTOR_SIZE<T>, "activations are bfloat16 or float16");
   static_assert(ROW_CHUNKS % CHUNKS == 0, "threads are a multiple of those of `rmsnorm_kernel`");
+  static_assert(GROUPS || !INT8, "integers have scales of groups");
   using Vector = Vec<T, CHUNK>;
   extern __shared__ __align__(128) unsigned char shared_memory[];
   const int row = blockIdx.x;
@@ -83,8 +86,17 @@ __global__ void __launch_bounds__(MOST_THREADS<CHUNKS>, MIN_BLOCKS<NORM, CHUNKS>
     }
     raw = reinterpret_cast<const uint4&>(elements);
   };
-  // With GROUPS the scale is that of the 128 columns of which this thread has eight.
+  // With GROUPS the scale is that of the columns of which this thread has eight.
   auto store = [&](int i, const uint4& raw, float scale, float inverse) {
+    if constexpr (INT8) {
+      static_assert(INT8_GROUP == CHUNK * WARP_SIZE, "a warp has a group");
+      const Int8Scale of_group = Int8Scale::of(__reduce_max_sync(FULL_WARP, largest_magnitude(raw)), T());
+      if (i % INT8_GROUP == 0 && i < hidden) {
+        scales[static_cast<long long>(i / INT8_GROUP) * gridDim.x + row] = of_group.scale;
+      }
+      if (i < hidden) *reinterpret_cast<uint2*>(target + i) = int8_codes<T>(raw, of_group.inverse);
+      return;
+    }
     if constexpr (GROUPS) {
       float largest = largest_of_vector<T>(raw);
 #pragma unroll

@@ -1,0 +1,1 @@
+"""Products of rows as int8 by weights as int8. Public: `ops.Int8LinearOps`, and `sm90`, the kernel."""

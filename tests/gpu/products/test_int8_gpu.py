@@ -1,0 +1,162 @@
+"""Products of many rows by packed weights, both rounded to int8, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.engine.cuda.device import CudaDevice
+from tessera.engine.formats import KERNEL_FORMATS, LinearWeight
+from tessera.engine.ops.cpu import CpuOps
+from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.int8 import ops as int8_ops
+from tessera.engine.ops.cuda.int8.sm90 import SM90_INT8_MATMUL
+from tessera.engine.ops.cuda.linear.quantize_rows import INT8_GROUP, as_integers, scratch_bytes
+from tessera.engine.ops.cuda.quant.blocks import launch_to_int8
+from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
+from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy, uint8
+from tests.support.cases.op_cases import mixed_weight, poisoned, random_array
+from tests.support.references.int8_codes import Int8Codes
+from tests.support.references.reference import assert_close
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.gpu
+FEW_ROWS = 16  # of these tests
+MIXED = ("packed_q4_k", "packed_q6_k")
+
+
+@pytest.fixture
+def ops(cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
+    if not SM90_INT8_MATMUL.supports(cuda_device.arch):
+        pytest.skip("the kernel is for sm_90a")
+    monkeypatch.setattr(int8_ops, "FEW_ROWS", FEW_ROWS)
+    made = CudaOps(cuda_device)
+    made.rounds_many_rows = True
+    return made
+
+
+@pytest.mark.parametrize("name", list(KERNEL_FORMATS))
+def test_weights_as_int8(name: str, cuda_device: CudaDevice) -> None:
+    for columns in (256, 2304, 4096):
+        weight, numbers = mixed_weight(cuda_device, bfloat16, [KERNEL_FORMATS[name].name], [5], columns)
+        values, scales = empty((5, columns), uint8, cuda_device), empty((5,), float32, cuda_device)
+        launch_to_int8(cuda_device, weight.parts[0], values, scales)
+        expected = Int8Codes.of(numbers, columns)
+        np.testing.assert_array_equal(scales.numpy(), expected.scales[:, 0])
+        np.testing.assert_array_equal(values.numpy().view(np.int8), expected.integers)
+
+
+@pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(3, 256), (2, 384), (3, 4096), (300, 1152), (2, 14336)])
+@pytest.mark.parametrize("normed", [False, True], ids=["", "norm"])
+def test_rows_as_int8(
+    normed: bool, rows: int, columns: int, dtype: np.dtype[Any], cuda_device: CudaDevice, cpu_ops: CpuOps
+) -> None:
+    """With elements far above the others, zeros, NaN and infinity."""
+    x, norm = random_array(1, (rows, columns), dtype), random_array(2, (columns,), dtype)
+    x[0, 5] *= 300
+    x[1, : columns // 2] = 0
+    if rows > 2 and not normed:
+        x[2, 1], x[2, columns - 1] = np.nan, np.inf
+    scratch = empty((scratch_bytes(rows, columns),), uint8, cuda_device)
+    gain = from_numpy(norm, cuda_device) if normed else None
+    values, scales = as_integers(cuda_device, from_numpy(x, cuda_device), gain, 1e-5, scratch)
+    if normed:
+        x = cpu_ops.rmsnorm(from_numpy(x, CPU), from_numpy(norm, CPU), 1e-5, out=empty(x.shape, dtype, CPU)).numpy()
+    expected = Int8Codes.of(x.astype(np.float32), INT8_GROUP)
+    np.testing.assert_allclose(scales.numpy().T, expected.scales, rtol=0.01 if normed else 1e-6)
+    difference = np.abs(values.numpy().view(np.int8).astype(int) - expected.integers)
+    whole = np.isfinite(np.repeat(expected.scales, INT8_GROUP, axis=1)[:, :columns])
+    # The norm of NumPy may differ in its last bit, and so an element of which all others depend.
+    assert difference[whole].max() <= (2 if normed else 0)
+
+
+# (formats, rows of each in the weight, rows of x, K): a tile and a half of rows, groups that end within one; several
+# tiles; parts in two formats; blocks that share; k in splits.
+SHAPES = [
+    (("packed_q4_k",), (64,), 100, 256),
+    (("packed_q6_k",), (200,), 129, 768),
+    (MIXED, (96, 32), 17, 512),
+    (("packed_int4group128",), (192,), 260, 384),
+    (("packed_q8_0",), (48,), 33, 1152),
+    (("packed_q4_k",), (16,), 20, 4096),
+]
+
+
+@pytest.mark.parametrize(("formats", "features", "rows", "columns"), SHAPES)
+@pytest.mark.parametrize("normed", [False, True], ids=["", "norm"])
+def test_products(
+    normed: bool,
+    formats: tuple[str, ...],
+    features: tuple[int, ...],
+    rows: int,
+    columns: int,
+    ops: CudaOps,
+    cpu_ops: CpuOps,
+) -> None:
+    device, dtype = ops.device, bfloat16
+    weight, numbers = mixed_weight(device, dtype, list(formats), list(features), columns)
+    bias = random_array(3, (len(numbers),), dtype)
+    x, residual = random_array(1, (rows, columns), dtype), random_array(4, (rows, len(numbers)), dtype)
+    x[0, 7] *= 100
+    gain = random_array(2, (columns,), dtype)
+    prologue = None
+    taken = x
+    if normed:
+        prologue = RMSNorm(from_numpy(gain, device), 1e-5, empty(x.shape, dtype, device))
+        taken = cpu_ops.rmsnorm(from_numpy(x, CPU), from_numpy(gain, CPU), 1e-5, out=empty(x.shape, dtype, CPU)).numpy()
+    exact = Int8Codes.of(taken.astype(np.float32), INT8_GROUP).product(Int8Codes.of(numbers, columns))
+    device_x, out = from_numpy(x, device), poisoned(residual.shape, dtype, device)
+    roundings = 4 if normed else 1
+
+    plain = ops.linear(device_x, weight, prologue=prologue, out=out).numpy().copy()
+    assert_close(plain, exact, dtype, roundings=roundings)
+    biased = LinearWeight(weight.parts, bias=from_numpy(bias, device))
+    found = ops.linear(device_x, biased, prologue=prologue, out=out).numpy()
+    assert_close(found, exact + bias.astype(np.float64), dtype, roundings=roundings)
+    if not normed:
+        out.upload(residual)
+        added = ops.linear(device_x, weight, epilogue=Accumulate(), out=out).numpy()
+        assert_close(added, exact + residual.astype(np.float64), dtype)
+
+
+def test_few_rows_are_those_without(ops: CudaOps) -> None:
+    weight, _ = mixed_weight(ops.device, bfloat16, ["packed_q4_k"], [64], 512)
+    x = from_numpy(random_array(1, (FEW_ROWS + 1, 512), bfloat16), ops.device)
+
+    def product(made: CudaOps, rows: int) -> Array:
+        return made.linear(x[:rows], weight, out=poisoned((rows, 64), bfloat16, ops.device)).numpy()
+
+    exact = CudaOps(ops.device)
+    few, exact_few = product(ops, FEW_ROWS), product(exact, FEW_ROWS)
+    many, exact_many = product(ops, FEW_ROWS + 1), product(exact, FEW_ROWS + 1)
+    np.testing.assert_array_equal(few, exact_few)
+    assert (many != exact_many).any(), "many rows are rounded"
+
+
+@pytest.mark.parametrize(("rows", "columns", "inner"), [(70, 512, 64), (300, 256, 96)])
+def test_gated_products(rows: int, columns: int, inner: int, ops: CudaOps) -> None:
+    weight, numbers = mixed_weight(ops.device, bfloat16, ["packed_q4_k"], [2 * inner], columns)
+    x = random_array(1, (rows, columns), bfloat16)
+    y = Int8Codes.of(x.astype(np.float32), INT8_GROUP).product(Int8Codes.of(numbers, columns))
+    gate, up = y[:, :inner], y[:, inner:]
+    scratch = poisoned((rows, 2 * inner), bfloat16, ops.device)
+    out = poisoned((rows, inner), bfloat16, ops.device)
+    found = ops.linear(from_numpy(x, ops.device), weight, epilogue=Activate("silu_mul", scratch), out=out).numpy()
+    with np.errstate(over="ignore"):
+        expected = gate / (1 + np.exp(-gate)) * up
+    assert_close(found, expected, bfloat16, roundings=2)
+
+
+def test_a_broken_row_keeps_to_itself(ops: CudaOps) -> None:
+    weight, _ = mixed_weight(ops.device, bfloat16, ["packed_q4_k"], [64], 512)
+    x = random_array(1, (40, 512), bfloat16)
+    whole = ops.linear(from_numpy(x, ops.device), weight, out=poisoned((40, 64), bfloat16, ops.device)).numpy().copy()
+    x[3, 300], x[9, 2] = np.nan, np.inf
+    found = ops.linear(from_numpy(x, ops.device), weight, out=poisoned((40, 64), bfloat16, ops.device)).numpy()
+    broken = np.isin(np.arange(40), [3, 9])
+    np.testing.assert_array_equal(found[~broken], whole[~broken])
+    assert not np.isfinite(found[broken].astype(np.float32)).any()
