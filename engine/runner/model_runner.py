@@ -535,16 +535,18 @@ class ModelRunner:
 
     def _round_prompts(self, weights: Weights) -> None:
         """Round products of many rows to int8, or say that nothing is."""
-        if isinstance(self.device, CpuDevice):
-            logger.warning("--prompt-activations int8 is for GPUs of sm_90: activations stay as they are")
-            return
-        self._cuda_ops.rounds_many_rows = True
-        if not any(self._cuda_ops.may_round(weight, self._dtype) for weight in weights.linear_weights()):
-            logger.warning(
-                "--prompt-activations int8 changes nothing: on %s, in %s, no weight of this model has a kernel for it",
-                self.device,
-                self.dtype,
-            )
+        from tessera.engine.ops.cuda import CudaOps
+
+        ops = self.ops
+        if isinstance(ops, CudaOps):
+            ops.rounds_many_rows = True
+            if any(ops.may_round(weight, self._dtype) for weight in weights.linear_weights()):
+                return
+        logger.warning(
+            "--prompt-activations int8 changes nothing: %s has no kernel for it, or for this model's weights in %s",
+            self.device,
+            self.dtype,
+        )
 
     def _make_adapter_slots(self) -> AdapterSlots:
         num_slots = self.config.max_loras

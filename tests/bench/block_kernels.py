@@ -1,7 +1,8 @@
 """Microseconds of products by GGUF's blocks: `python -m tests.bench.block_kernels [TYPE ...]`.
 
 Each figure with its share of the time in which the blocks alone could be read, and beside it dense products of the
-same shape; with --tiles every variant of the kernel that the rows fit, with --kernels those for many rows on sm_90a.
+same shape; with --tiles every variant of the kernel that the rows fit, with --kernels those for many rows on sm_90a,
+with --int8 such products in 8 bits.
 With --layers instead: a layer's products of one row behind each other, as decode steps have them, by TMA and by lanes'
 copies, and beside them the sum of each alone.
 """
@@ -21,6 +22,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.formats import KERNEL_FORMATS, LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.int8 import ops as int8_ops
 from tessera.engine.ops.cuda.quant import product, sm90_fragments, sm90_product, sm90_row
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import bfloat16, empty
@@ -52,6 +54,7 @@ def measure_shape(
     *,
     tiles: bool,
     kernels: bool,
+    int8: bool,
     rows: Sequence[int],
     bits: Any,
 ) -> None:
@@ -80,9 +83,20 @@ def measure_shape(
             least, product.MIN_ROWS_SM90 = product.MIN_ROWS_SM90, 1 if m < product.MIN_ROWS_SM90 else 1 << 30
             cells.append(f"{'wgmma' if m < least else 'without wgmma'} {measure(device, calls):.1f}")
             product.MIN_ROWS_SM90 = least
+        if int8:
+            cells.append(f"int8 {_in_8_bits(ops, device, weights, calls, m):.1f}")
         if kernels:
             cells += [f"{name} {time:.1f}" for name, time in _each_of_many_rows(device, calls, m, format)]
         print(f"{format.kernel_type:13}{m:>4} x {k:>6} x {n:>6} " + "  ".join(cells), flush=True)
+
+
+def _in_8_bits(
+    ops: CudaOps, device: CudaDevice, weights: Sequence[LinearWeight], calls: Sequence[Callable[[], object]], m: int
+) -> float:
+    """Microseconds of the products of `m` rows, with bringing weights and rows to int8."""
+    with mock.patch.object(int8_ops, "FEW_ROWS", m - 1), mock.patch.object(ops, "rounds_many_rows", True):
+        ops.reserve_linear(weights, np.dtype(bfloat16), m)
+        return measure(device, calls)
 
 
 def _each_of_many_rows(
@@ -151,6 +165,7 @@ def main() -> None:
     parser.add_argument("types", nargs="*", default=TYPES, help="(default: %(default)s)")
     parser.add_argument("--tiles", action="store_true")
     parser.add_argument("--kernels", action="store_true", help="each one for many rows on sm_90a")
+    parser.add_argument("--int8", action="store_true")
     parser.add_argument("--layers", action="store_true")
     parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="(default: %(default)s)")
     options = parser.parse_args()
@@ -165,7 +180,7 @@ def main() -> None:
             continue
         for shape in SHAPES:
             measure_shape(ops, device, KERNEL_FORMATS[name], shape, tiles=options.tiles, kernels=options.kernels,
-                          rows=options.rows, bits=bits)  # fmt: skip
+                          int8=options.int8, rows=options.rows, bits=bits)  # fmt: skip
 
 
 if __name__ == "__main__":

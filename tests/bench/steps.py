@@ -19,7 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from tessera.engine.contract.config import EngineConfig, QuantizationName
+from tessera.engine.contract.config import EngineConfig, PromptActivationsName, QuantizationName
 from tessera.engine.contract.sampling_params import SamplingParams
 from tessera.engine.core.step_batch import StepBatch
 from tessera.engine.cuda.device import CudaDevice
@@ -193,13 +193,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--quantization", choices=get_args(QuantizationName), default="none")
+    parser.add_argument("--prompt-activations", choices=get_args(PromptActivationsName), default="16bit")
 
 
 def settings_of(options: argparse.Namespace) -> dict[str, Any]:
     """Of the engine, by these arguments."""
     most_rows = max(256, max(options.rows) + any(options.prompt))
-    quantised = {"kv_cache_dtype": options.kv_cache_dtype, "quantization": options.quantization}
-    return {**quantised, "max_num_seqs": most_rows}
+    same = ("kv_cache_dtype", "quantization", "prompt_activations")
+    return {name: getattr(options, name) for name in same} | {"max_num_seqs": most_rows}
 
 
 def main() -> None:
