@@ -56,7 +56,7 @@ def test_long_steps_are_rounded_a_little(length: int, tmp_path: Path, cuda_devic
     prompt = np.random.default_rng(1).integers(0, model.vocab_size, length).tolist()
     found = []
     for activations in ("16bit", "int8"):
-        config = EngineConfig(model=str(tmp_path), prompt_activations=activations, **SETTINGS)  # type: ignore[arg-type]
+        config = EngineConfig(model=str(tmp_path), prompt_activations=activations, **SETTINGS)
         runner = ModelRunner(config, model, cuda_device, CudaOps(cuda_device))
         params = SamplingParams(max_tokens=9, temperature=0.0, logprobs=8)
         rows = [Row(slot=0, blocks=scattered_blocks(-(-(length + 9) // BLOCK_SIZE)), prompt=prompt, params=params)]

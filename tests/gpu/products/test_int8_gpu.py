@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tessera.engine.cuda.device import CudaDevice
-from tessera.engine.formats import KERNEL_FORMATS, LinearWeight
+from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS, LinearWeight, WeightPart
+from tessera.engine.gguf.blocks import dequantize
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.int8 import ops as int8_ops
@@ -17,6 +18,7 @@ from tessera.engine.ops.cuda.linear.quantize_rows import INT8_GROUP, as_integers
 from tessera.engine.ops.cuda.quant.blocks import launch_to_int8
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy, uint8
+from tests.support.cases.gguf_blocks import extreme_blocks
 from tests.support.cases.op_cases import mixed_weight, poisoned, random_array
 from tests.support.references.int8_codes import Int8Codes
 from tests.support.references.reference import assert_close
@@ -47,6 +49,26 @@ def test_weights_as_int8(name: str, cuda_device: CudaDevice) -> None:
         expected = Int8Codes.of(numbers, columns)
         np.testing.assert_array_equal(scales.numpy(), expected.scales[:, 0])
         np.testing.assert_array_equal(values.numpy().view(np.int8), expected.integers)
+
+
+@pytest.mark.parametrize("name", list(PACKED_FORMATS))
+def test_extreme_weights_as_int8(name: str, cuda_device: CudaDevice) -> None:
+    """Rows of zeros, maxima, infinities and NaN: a scale says where a number is not finite."""
+    format, columns = PACKED_FORMATS[name], 512
+    block = extreme_blocks(name)
+    stored = np.repeat(block, columns // format.type.block_size, axis=0).reshape(len(block), -1)
+    tensors = {key: from_numpy(array, cuda_device) for key, array in format.pack(stored).items()}
+    part = WeightPart(format, (len(stored), columns), tensors)
+    values, scales = empty((len(stored), columns), uint8, cuda_device), empty((len(stored),), float32, cuda_device)
+    launch_to_int8(cuda_device, part, values, scales)
+    with np.errstate(all="ignore"):
+        numbers = dequantize(stored, format.type)
+        expected = Int8Codes.of(numbers, columns)
+    finite = np.isfinite(numbers).all(axis=1)
+    assert finite.any()
+    np.testing.assert_array_equal(np.isfinite(scales.numpy()), finite)
+    np.testing.assert_array_equal(scales.numpy()[finite], expected.scales[finite, 0])
+    np.testing.assert_array_equal(values.numpy().view(np.int8)[finite], expected.integers[finite])
 
 
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)

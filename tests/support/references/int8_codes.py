@@ -18,7 +18,7 @@ class Int8Codes(NamedTuple):
 
     @classmethod
     def of(cls, numbers: Array, group: int) -> Int8Codes:
-        """A scale makes the largest magnitude 127; it is not finite where a number is not."""
+        """A scale makes the largest magnitude 127, and is a normal float; it is not finite where a number is not."""
         rows, columns = numbers.shape
         groups = -(-columns // group)
         padded = np.zeros((rows, groups * group), np.float32)
@@ -26,7 +26,7 @@ class Int8Codes(NamedTuple):
         parts = padded.reshape(rows, groups, group)
         with np.errstate(invalid="ignore", over="ignore"):
             largest = np.abs(parts).max(axis=2)
-            scales = (largest / np.float32(127)).astype(np.float32)
+            scales = np.maximum((largest / np.float32(127)).astype(np.float32), np.finfo(np.float32).tiny)
             scales[largest == 0] = 1
             scaled = parts * (np.float32(1) / scales)[:, :, None]
             integers = np.where(np.isfinite(scaled), np.rint(scaled), 0).astype(np.int32)
