@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tessera.engine.cuda.kernel import KernelSpec, LaunchConfig, P
-from tessera.engine.formats import Fp8Format, LinearWeight, WeightPart
+from tessera.engine.formats import KERNEL_FORMATS, Fp8Format, LinearWeight, WeightPart
 from tessera.engine.ops.cuda import CudaOps
 from tessera.engine.ops.cuda.types import C_TYPE_NAMES
 from tessera.engine.ops.interface import AttentionMetadata, HeadTransform
@@ -32,6 +32,7 @@ DEVICES = {
 BATCH_INVARIANT = ("h200", "a100")
 FEATURES = [(6144, 4096), (14336, 4096), (4096, 14336), (1024, 3072), (3072, 1024), (100, 72)]  # of result and x
 ROWS = [1, 3, 8, 16, 17, 32, 33, 64, 65, 200, 1000, 1024, 1280, 8192]
+INT8_ROWS = [257, 512, 1024, 2048, 8192]
 DRAFTS = [([8], [384]), ([8] * 16, [384] * 16), ([3, 1, 16], [300, 9, 9000])]
 STEPS = [([1], [3000]), ([1] * 8, [2048] * 8), ([1] * 40, [2049] * 40), ([300, 1], [300, 9]), ([2000], [9000])]
 
@@ -62,6 +63,9 @@ class GridDevice(CpuDevice):
 
     def tensor(self, *shape: int, dtype: np.dtype[Any] = bfloat16) -> Tensor:
         return Tensor(Buffer(self, 1 << 20, 1 << 42, None), shape, dtype)
+
+
+Problems: TypeAlias = "Callable[[CudaOps, GridDevice], Iterator[tuple[str, Callable[[], object]]]]"
 
 
 def linear_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -95,6 +99,18 @@ def fp8_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callab
         yield f"plain {name}", partial(ops.linear, x, weight, out=out)
         gate = Activate("silu_mul", device.tensor(m, n))
         yield f"normed gated {name}", partial(ops.linear, x, weight, prologue=norm, epilogue=gate, out=half)
+
+
+def int8_problems(ops: CudaOps, device: GridDevice) -> Iterator[tuple[str, Callable[[], object]]]:
+    format = KERNEL_FORMATS["Q4_K"]
+    for (n, k), m in product(FEATURES[:3], INT8_ROWS):
+        tensors = [device.tensor(*layout.shape, dtype=layout.dtype) for layout in format.layout(n, k)]
+        weight = LinearWeight((WeightPart(format, (n, k), dict(zip(format.tensor_names, tensors, strict=True))),))
+        x, out, half = device.tensor(m, k), device.tensor(m, n), device.tensor(m, n // 2)
+        norm = RMSNorm(device.tensor(k), 1e-5, device.tensor(m, k))
+        yield f"plain int8 {m}x{k}x{n}", partial(ops.linear, x, weight, out=out)
+        gate = Activate("silu_mul", device.tensor(m, n))
+        yield f"normed gated int8 {m}x{k}x{n}", partial(ops.linear, x, weight, prologue=norm, epilogue=gate, out=half)
 
 
 def attention_problems(
@@ -138,7 +154,10 @@ def choices() -> Iterator[str]:
         device = GridDevice(*DEVICES[name])
         ops = CudaOps(device, batch_invariant=batch_invariant)  # type: ignore[arg-type]
         ops.reserve_attention(64, 32, 128)
-        for problems in (linear_problems, fp8_problems, attention_problems, partial(attention_problems, drafts=True)):
+        ops.rounds_many_rows = name == "h200" and not batch_invariant
+        kinds_of_problems: list[Problems] = [linear_problems, fp8_problems, attention_problems]
+        kinds_of_problems += [partial(attention_problems, drafts=True), *[int8_problems] * ops.rounds_many_rows]
+        for problems in kinds_of_problems:
             for problem, run in problems(ops, device):
                 device.launches.clear()
                 run()
