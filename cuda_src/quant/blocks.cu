@@ -100,8 +100,10 @@ struct LanePart {
   int step, lane;
   bool is_there;
 
+  // Of the numbers, or of `scale` times them.
+  template <typename Scale = AsTheyAre>
   __device__ __forceinline__ LanePart(const unsigned* row_codes, const unsigned* row_headers, int step,
-                                      int lane, bool is_there)
+                                      int lane, bool is_there, const Scale& scale = {})
       : step(step), lane(lane), is_there(is_there) {
     unsigned record[RECORD_WORDS] = {};
     codes = {};
@@ -113,7 +115,7 @@ struct LanePart {
         if (word >= 0) record[l] = row_headers[step / F::STEPS_A_SPAN * F::HEADER_WORDS + word];
       }
     }
-    scales = LaneScales<T, F>(record, step % F::STEPS_A_SPAN, lane);
+    scales = LaneScales<T, F>(record, step % F::STEPS_A_SPAN, lane, scale);
   }
 
   __device__ __forceinline__ void store(float* row, int columns) const {
@@ -179,48 +181,36 @@ __global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE)
   }
 }
 
-// A lane's 32 codes of a step, in the order of the elements.
+// The largest magnitude of a lane's numbers, as bits, and of half of their offsets: codes of numbers that are
+// small beside what they are the difference of would be rounded too far.
 template <typename F>
-__device__ __forceinline__ void store_int8(const LanePart<float, F>& part, float inverse, unsigned char* row,
-                                           int columns) {
-  uint2 vectors[4];
+__device__ __forceinline__ unsigned largest_of(const LanePart<float, F>& part) {
+  unsigned largest = 0;
 #pragma unroll
   for (int round = 0; round < 4; ++round) {
     float numbers[8];
     float_elements_of<F>(part.codes, round, part.lane, part.scales, numbers);
-    vectors[round] = int8_codes(numbers, inverse);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) largest = max(largest, __float_as_uint(fabsf(numbers[e])));
   }
-  // Round r has vector r ^ lane (see `vector_of_round`).
-  if (part.lane & 1) swap_vectors(vectors[0], vectors[1]), swap_vectors(vectors[2], vectors[3]);
-  if (part.lane & 2) swap_vectors(vectors[0], vectors[2]), swap_vectors(vectors[1], vectors[3]);
-  const int first = part.step * STEP + part.lane * LANE_ELEMENTS;
-  if (first >= columns) return;
-  uint4* const to = reinterpret_cast<uint4*>(row + first);
-  to[0] = make_uint4(vectors[0].x, vectors[0].y, vectors[1].x, vectors[1].y);
-  to[1] = make_uint4(vectors[2].x, vectors[2].y, vectors[3].x, vectors[3].y);
+  if constexpr (F::HAS_OFFSET && F::GROUP_ZERO < 0) {
+#pragma unroll
+    for (int i = 0; i < F::GROUPS; ++i) {
+      largest = max(largest, __float_as_uint(fabsf(__uint_as_float(part.scales.offsets[i])) * 0.5f));
+    }
+  }
+  return largest;
 }
 
-// Lane parts of a row that a block's warps share, WARP_STEPS steps a warp at a time.
-template <typename F, typename Use>
-__device__ __forceinline__ void for_each_part(const unsigned* row_codes, const unsigned* row_headers,
-                                              int num_steps, const Use& use) {
-  const int lane = threadIdx.x % WARP_SIZE;
-#pragma unroll 1
-  for (int first = threadIdx.x / WARP_SIZE * WARP_STEPS; first < num_steps; first += ROW_WARPS * WARP_STEPS) {
-    const int step = first + lane / 4;
-    if (step < num_steps) use(LanePart<float, F>(row_codes, row_headers, step, lane % 4, true));
-  }
-}
-
-// values[r] * scales[r] = the numbers of row r to nearest; a scale is max / 127 of its row, NaN where one of
-// its numbers is.
+// scales[r] = what row r is divided by for codes of 8 bits: max / 127 of its numbers, which is NaN where one
+// of them is.
 //   in:  codes, headers as of `dequantize_blocks_kernel`
-//   out: values [rows, columns] int8, scales [rows] float
-// Layout: contiguous rows; values 16-byte aligned, columns a multiple of 32.
+//   out: scales [rows] float
+// Layout: contiguous rows.
 // Grid: rows. Block: ROW_WARPS warps. Shared memory: none dynamic.
-// Unit of work: one block a row, one warp WARP_STEPS steps of it at a time, which it reads twice.
+// Unit of work: one block a row, one warp WARP_STEPS steps of it at a time.
 template <typename F>
-__global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE) blocks_to_int8_kernel(BLOCKS_TO_INT8_PARAMS) {
+__global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE) block_scales_kernel(BLOCK_SCALES_PARAMS) {
   __shared__ unsigned largest_of_warps[ROW_WARPS];
   const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
   const long long row = blockIdx.x;
@@ -229,25 +219,56 @@ __global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE) blocks_to_int8_kernel(BL
   const unsigned* const row_codes = codes + row * num_steps * F::STEP_WORDS;
   const unsigned* const row_headers = headers + row * num_spans * F::HEADER_WORDS;
   unsigned largest = 0;
-  for_each_part<F>(row_codes, row_headers, num_steps, [&](const LanePart<float, F>& part) {
-    if (part.step * STEP + part.lane * LANE_ELEMENTS >= columns) return;
-#pragma unroll
-    for (int round = 0; round < 4; ++round) {
-      float numbers[8];
-      float_elements_of<F>(part.codes, round, part.lane, part.scales, numbers);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) largest = max(largest, __float_as_uint(fabsf(numbers[e])));
-    }
-  });
+#pragma unroll 1
+  for (int first = warp * WARP_STEPS; first < num_steps; first += ROW_WARPS * WARP_STEPS) {
+    const int step = first + lane / 4;
+    if (step * STEP + lane % 4 * LANE_ELEMENTS >= columns) continue;
+    largest = max(largest, largest_of<F>(LanePart<float, F>(row_codes, row_headers, step, lane % 4, true)));
+  }
   largest = __reduce_max_sync(FULL_WARP, largest);
   if (lane == 0) largest_of_warps[warp] = largest;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < ROW_WARPS; ++i) largest = max(largest, largest_of_warps[i]);
-  const Int8Scale scale = Int8Scale::of(__uint_as_float(largest));
+  if (threadIdx.x == 0) scales[row] = Int8Scale::of(__uint_as_float(largest)).scale;
+}
+
+// A lane's 32 numbers, at most 127 in magnitude, as integers to `to` in their order.
+template <typename F>
+__device__ __forceinline__ void store_int8(const LanePart<__half, F>& part, uint4* to) {
+  uint2 vectors[4];
+#pragma unroll
+  for (int round = 0; round < 4; ++round) {
+    vectors[round] = int8_codes_of_halves(elements_of<__half, F>(part.codes, round, part.lane, part.scales));
+  }
+  // Round r has vector r ^ lane (see `vector_of_round`).
+  if (part.lane & 1) swap_vectors(vectors[0], vectors[1]), swap_vectors(vectors[2], vectors[3]);
+  if (part.lane & 2) swap_vectors(vectors[0], vectors[2]), swap_vectors(vectors[1], vectors[3]);
+  to[0] = make_uint4(vectors[0].x, vectors[0].y, vectors[1].x, vectors[1].y);
+  to[1] = make_uint4(vectors[2].x, vectors[2].y, vectors[3].x, vectors[3].y);
+}
+
+// values[r] = integers that times scales[r] are the numbers of row r, off by at most 0.9: numbers over scales
+// are halves before they are rounded.
+//   in:  codes, headers as of `dequantize_blocks_kernel`; scales [rows] float, of `block_scales_kernel`
+//   out: values [rows, columns] int8
+// Layout: contiguous rows; values 16-byte aligned, columns a multiple of 32.
+// Grid: blocks whose warps cover all rows. Block: ROW_WARPS warps. Shared memory: none.
+// Unit of work: one warp WARP_STEPS steps of a row, four lanes a step.
+template <typename F>
+__global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE) blocks_to_int8_kernel(BLOCKS_TO_INT8_PARAMS) {
+  const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+  const int num_spans = ceil_div(columns, F::SPAN);
+  const int num_steps = num_spans * F::STEPS_A_SPAN;
+  const int pieces = ceil_div(num_steps, WARP_STEPS);
+  const int piece = blockIdx.x * ROW_WARPS + warp;
+  const long long row = piece / pieces;
+  const int step = static_cast<int>(piece - row * pieces) * WARP_STEPS + lane / 4;
+  const int first = step * STEP + lane % 4 * LANE_ELEMENTS;
+  const bool is_there = row < rows && first < columns;
+  const LanePart<__half, F> part(codes + row * num_steps * F::STEP_WORDS,
+                                 headers + row * num_spans * F::HEADER_WORDS, step, lane % 4, is_there,
+                                 Times{is_there ? __fdividef(1.0f, scales[row]) : 0.0f});
   wait_for_earlier_kernels();  // a product may still read what was there
-  if (threadIdx.x == 0) scales[row] = scale.scale;
-  for_each_part<F>(row_codes, row_headers, num_steps, [&](const LanePart<float, F>& part) {
-    store_int8<F>(part, scale.inverse, values + row * columns, columns);
-  });
+  if (is_there) store_int8<F>(part, reinterpret_cast<uint4*>(values + row * columns + first));
 }

@@ -538,14 +538,15 @@ class ModelRunner:
         from tessera.engine.ops.cuda import CudaOps
 
         ops = self.ops
-        if isinstance(ops, CudaOps):
+        if isinstance(ops, CudaOps) and weights.stream is None:  # the scales of rows are kept by address
             ops.rounds_many_rows = True
             if any(ops.may_round(weight, self._dtype) for weight in weights.linear_weights()):
                 return
         logger.warning(
-            "--prompt-activations int8 changes nothing: %s has no kernel for it, or for this model's weights in %s",
+            "--prompt-activations int8 changes nothing: %s has no kernel for it, or for this model's weights in %s%s",
             self.device,
             self.dtype,
+            "" if weights.stream is None else ", or some of them are in host memory",
         )
 
     def _make_adapter_slots(self) -> AdapterSlots:

@@ -383,6 +383,14 @@ constexpr int E4M3_SHIFT = 7;  // to the last bit of T's exponent
 template <>
 constexpr int E4M3_SHIFT<__nv_bfloat16> = 4;
 
+struct AsTheyAre {
+  __device__ __forceinline__ float operator()(float number) const { return number; }
+};
+struct Times {
+  float factor;
+  __device__ __forceinline__ float operator()(float number) const { return number * factor; }
+};
+
 // Factors and offsets of a lane's elements as T takes them: in pairs of equal halves, or floats. The offsets
 // of a group with a zero are what is subtracted from integers in the last bits of INTEGER_BASE, or from
 // bytes.
@@ -391,9 +399,17 @@ struct LaneScales {
   unsigned factors[F::GROUPS], offsets[F::GROUPS];
 
   __device__ __forceinline__ LaneScales() {}
-  __device__ __forceinline__ LaneScales(const unsigned (&record)[RECORD_WORDS], int half, int lane) {
+  // Of the weights, or of `scale` times them.
+  template <typename Scale = AsTheyAre>
+  __device__ __forceinline__ LaneScales(const unsigned (&record)[RECORD_WORDS], int half, int lane,
+                                        const Scale& scale = {}) {
     float wide_factors[F::GROUPS], wide_offsets[F::GROUPS] = {};
     F::scales(record, half, lane, wide_factors, wide_offsets);
+#pragma unroll
+    for (int i = 0; i < F::GROUPS; ++i) {
+      wide_factors[i] = scale(wide_factors[i]);
+      if constexpr (F::GROUP_ZERO < 0) wide_offsets[i] = scale(wide_offsets[i]);
+    }
     if constexpr (F::IS_E4M3) wide_factors[0] *= E4M3_FACTOR<T>;
     if constexpr (F::GROUP_ZERO >= 0) wide_offsets[0] -= F::GROUP_ZERO;
     if constexpr (F::GROUP_ZERO == 0 && sizeof(T) == 2) {

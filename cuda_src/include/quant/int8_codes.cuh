@@ -52,6 +52,14 @@ __device__ __forceinline__ uint2 int8_codes(const uint4& raw, float inverse) {
   return int8_codes(numbers, inverse);
 }
 
+// Eight halves of at most 127 in magnitude: in 1536 more, the last bits are the integer that is nearest.
+__device__ __forceinline__ uint2 int8_codes_of_halves(const uint4& pairs) {
+  constexpr unsigned MINUS_1536 = 0xe600e600, EVEN_BYTES = 0x6420;
+  const auto moved = [](unsigned pair) { return subtract_pair<__half2>(pair, MINUS_1536); };
+  return make_uint2(__byte_perm(moved(pairs.x), moved(pairs.y), EVEN_BYTES),
+                    __byte_perm(moved(pairs.z), moved(pairs.w), EVEN_BYTES));
+}
+
 __device__ __forceinline__ void swap_vectors(uint2& a, uint2& b) {
   const uint2 other = a;
   a = b;

@@ -1,32 +1,32 @@
 """Products of many rows by packed weights of few bits, where both may be rounded to int8.
 
-A weight is brought from its own form to int8 with a scale for each of its rows, in a scratch that products share, and
-the activations to int8 with a scale for every 256 columns. Products of few rows, those of decodes, are exact.
+A weight is brought from its own form to int8 in a scratch that products share, with a scale for each row that is
+computed once, and the activations to int8 with a scale for every 256 columns. Products of few rows are exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from tessera.engine.cuda.kernel import Instantiation
-from tessera.engine.formats import LinearWeight, PackedFormat
+from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.fp8.problem import Fp8Problem
 from tessera.engine.ops.cuda.fp8.sm90 import Scaled
 from tessera.engine.ops.cuda.int8 import sm90
 from tessera.engine.ops.cuda.linear import quantize_rows
-from tessera.engine.ops.cuda.quant.blocks import BLOCKS_TO_INT8, launch_to_int8
+from tessera.engine.ops.cuda.quant.blocks import BLOCK_SCALES, BLOCKS_TO_INT8, launch_scales, launch_to_int8
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.quant.product import takes_any_rows
 from tessera.engine.ops.cuda.types import HALF_BYTES, aligned, cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue, RMSNorm
-from tessera.engine.tensor import Tensor, float32, uint8
+from tessera.engine.tensor import Tensor, empty, float32, uint8
 
 FEW_ROWS = 256  # up to here a product takes longer as int8, or no less
-SCALES_ALIGNMENT = 256  # bytes
 WIDE_BYTES = 16  # of the widest copies
 
 
@@ -34,6 +34,11 @@ class Int8LinearOps(DequantizeOps):
     """Attributes: rounds_many_rows: whether products of more than FEW_ROWS rows are of int8, where a kernel does it."""
 
     rounds_many_rows = False
+
+    @cached_property
+    def _scales(self) -> dict[int, tuple[tuple[WeightPart, ...], Tensor]]:
+        """Of the rows of each weight by its address, with its parts, so that nothing else comes to lie there."""
+        return {}
 
     def reserve_linear(self, weights: Iterable[LinearWeight], dtype: np.dtype[Any], max_rows: int = 0) -> None:
         """Also what products of int8 take."""
@@ -46,12 +51,17 @@ class Int8LinearOps(DequantizeOps):
             self.dequantises = False
         parts = [part.format for weight in rounded for part in weight.parts]
         kernels: set[Instantiation] = {
-            (BLOCKS_TO_INT8, (format.kernel_type,)) for format in parts if isinstance(format, PackedFormat)
+            (spec, (format.kernel_type,))
+            for format in parts
+            if isinstance(format, PackedFormat)
+            for spec in (BLOCK_SCALES, BLOCKS_TO_INT8)
         }
         kernels |= set(sm90.kernels_of(cuda_type(dtype)))
         kernels |= set(quantize_rows.kernels_of(cuda_type(dtype), groups=True, integers=True))
         self.device.compile(sorted(kernels, key=lambda kernel: (kernel[0].name, kernel[1])))
-        self._scratch_of(max(_weight_bytes(*weight.shape) for weight in rounded))
+        self._scratch_of(max(weight.shape[0] * weight.shape[1] for weight in rounded))
+        for weight in rounded:
+            self._row_scales(weight)
         self._rows_scratch_of(max(quantize_rows.scratch_bytes(max_rows, weight.shape[1]) for weight in rounded))
 
     def _is_dequantised(self, weight: LinearWeight, dtype: np.dtype[Any]) -> bool:
@@ -123,22 +133,29 @@ class Int8LinearOps(DequantizeOps):
         return True
 
     def _as_integers(self, weight: LinearWeight) -> Scaled:
-        """[N, K] as int8 with scales [N], until the next call."""
-        num_rows, columns = weight.shape
-        scratch = self._scratch_of(_weight_bytes(num_rows, columns))
-        values = Tensor(scratch.buffer, (num_rows, columns), uint8, scratch.offset)
-        scales_at = scratch.offset + _values_bytes(num_rows, columns)
-        scales = Tensor(scratch.buffer, (num_rows,), float32, scales_at)
-        starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
-        for part, start in zip(weight.parts, starts, strict=False):
-            place = slice(start, start + part.shape[0])
-            launch_to_int8(self.device, part, values[place], scales[place])
+        """[N, K] as int8 with scales [N]; the values until the next call."""
+        scratch = self._scratch_of(weight.shape[0] * weight.shape[1])
+        values = Tensor(scratch.buffer, weight.shape, uint8, scratch.offset)
+        scales = self._row_scales(weight)
+        for part, place in _places(weight):
+            launch_to_int8(self.device, part, scales[place], values[place])
         return Scaled(values, scales)
 
+    def _row_scales(self, weight: LinearWeight) -> Tensor:
+        """[N], computed once for each weight."""
+        address = weight.parts[0].tensors["codes"].pointer
+        known = self._scales.get(address)
+        if known is None:
+            assert not self.device.is_capturing, "reserve_linear comes before a recording"
+            scales = empty((weight.shape[0],), float32, self.device)
+            for part, place in _places(weight):
+                launch_scales(self.device, part, scales[place])
+            known = self._scales[address] = (weight.parts, scales)
+        return known[1]
 
-def _values_bytes(num_rows: int, columns: int) -> int:
-    return -(-num_rows * columns // SCALES_ALIGNMENT) * SCALES_ALIGNMENT
 
-
-def _weight_bytes(num_rows: int, columns: int) -> int:
-    return _values_bytes(num_rows, columns) + num_rows * float32.itemsize
+def _places(weight: LinearWeight) -> Iterator[tuple[WeightPart, slice]]:
+    """Each part, and its rows in the weight."""
+    starts = accumulate((part.shape[0] for part in weight.parts), initial=0)
+    for part, start in zip(weight.parts, starts, strict=False):
+        yield part, slice(start, start + part.shape[0])

@@ -12,7 +12,7 @@ import numpy as np
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
-from tessera.engine.cuda.params import InInt, Int32, InUint, OutFloat, OutT, OutUint, Pointer
+from tessera.engine.cuda.params import InFloat, InInt, Int32, InUint, OutFloat, OutT, OutUint, Pointer
 from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS, PackedFormat, WeightPart
 from tessera.engine.formats.nf4 import NF4_VALUES
 from tessera.engine.gguf.blocks import TABLES
@@ -39,11 +39,19 @@ class DequantizeBlocksParams(NamedTuple):
     columns: Int32
 
 
+class BlockScalesParams(NamedTuple):
+    codes: InUint
+    headers: InUint
+    scales: OutFloat
+    columns: Int32
+
+
 class BlocksToInt8Params(NamedTuple):
     codes: InUint
     headers: InUint
+    scales: InFloat
     values: OutBytes
-    scales: OutFloat
+    rows: Int32
     columns: Int32
 
 
@@ -64,6 +72,14 @@ DEQUANTIZE_BLOCKS = KernelSpec(
     overlaps=True,
     on_demand=True,
 )
+BLOCK_SCALES = KernelSpec(
+    file="quant/blocks.cu",
+    name="block_scales_kernel",
+    template=("F",),
+    params=BlockScalesParams,
+    writes_weights=True,
+    on_demand=True,
+)
 BLOCKS_TO_INT8 = KernelSpec(
     file="quant/blocks.cu",
     name="blocks_to_int8_kernel",
@@ -75,7 +91,7 @@ BLOCKS_TO_INT8 = KernelSpec(
 )
 LANE_ELEMENTS = 32  # of a thread
 ROW_WARPS = Constant(8, "of a block that dequantises")
-SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS, BLOCKS_TO_INT8)
+SPECS = (PACK_BLOCKS, DEQUANTIZE_BLOCKS, BLOCK_SCALES, BLOCKS_TO_INT8)
 
 
 def _nf4_tables() -> str:
@@ -95,7 +111,10 @@ def _table(name: str, values: tuple[int, ...]) -> str:
 
 
 declare_header(
-    "blocks", __name__, {"ROW_WARPS": ROW_WARPS}, (PackBlocksParams, DequantizeBlocksParams, BlocksToInt8Params)
+    "blocks",
+    __name__,
+    {"ROW_WARPS": ROW_WARPS},
+    (PackBlocksParams, DequantizeBlocksParams, BlockScalesParams, BlocksToInt8Params),
 )
 declare_header(
     "block_formats",
@@ -107,18 +126,34 @@ declare_header(
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
     """All that these operations launch for elements of these C types."""
     packing: list[Instantiation] = [(PACK_BLOCKS, (name,)) for name in PACKED_FORMATS]
-    packing += [(BLOCKS_TO_INT8, (name,)) for name in KERNEL_FORMATS]
+    packing += [(spec, (name,)) for spec in (BLOCK_SCALES, BLOCKS_TO_INT8) for name in KERNEL_FORMATS]
     return packing + [(DEQUANTIZE_BLOCKS, (dtype, name)) for dtype in dtypes for name in KERNEL_FORMATS]
 
 
-def launch_to_int8(device: CudaDevice, part: WeightPart, values: Tensor, scales: Tensor) -> None:
-    """A part [N, K] to nearest as int8 [N, K] times a scale [N] of each row."""
+def launch_scales(device: CudaDevice, part: WeightPart, scales: Tensor) -> None:
+    """What each row of a part [N, K] is divided by for `launch_to_int8`, to `scales` [N]."""
     assert isinstance(part.format, PackedFormat)
     codes, headers = (part.tensors[name] for name in part.format.tensor_names)
     rows, columns = part.shape
-    params = BlocksToInt8Params(codes=codes, headers=headers, values=values, scales=scales, columns=columns)
+    params = BlockScalesParams(codes=codes, headers=headers, scales=scales, columns=columns)
     config = LaunchConfig((rows, 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
-    device.launch(BLOCKS_TO_INT8, (part.format.kernel_type,), config, params)
+    device.launch(BLOCK_SCALES, (part.format.kernel_type,), config, params)
+
+
+def launch_to_int8(device: CudaDevice, part: WeightPart, scales: Tensor, values: Tensor) -> None:
+    """A part over its scales as int8, to `values` [N, K]."""
+    assert isinstance(part.format, PackedFormat)
+    codes, headers = (part.tensors[name] for name in part.format.tensor_names)
+    rows, columns = part.shape
+    params = BlocksToInt8Params(codes=codes, headers=headers, scales=scales, values=values, rows=rows, columns=columns)
+    device.launch(BLOCKS_TO_INT8, (part.format.kernel_type,), _config(part.format, rows, columns), params)
+
+
+def _config(format: PackedFormat, rows: int, columns: int) -> LaunchConfig:
+    """Of a kernel with a warp for 8 steps of a row."""
+    spans = ceil_div(columns, format.span)
+    pieces = rows * ceil_div(spans * format.span, WARP_SIZE * LANE_ELEMENTS)
+    return LaunchConfig((ceil_div(pieces, ROW_WARPS), 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
 
 
 def launch_dequantize(
@@ -138,7 +173,5 @@ def launch_dequantize(
         rows=rows,
         columns=columns,
     )
-    spans = ceil_div(columns, part.format.span)
-    pieces = rows * ceil_div(spans * part.format.span, WARP_SIZE * LANE_ELEMENTS)
-    config = LaunchConfig((ceil_div(pieces, ROW_WARPS), 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
-    device.launch(DEQUANTIZE_BLOCKS, (cuda_type(out.dtype), part.format.kernel_type), config, params)
+    template = (cuda_type(out.dtype), part.format.kernel_type)
+    device.launch(DEQUANTIZE_BLOCKS, template, _config(part.format, rows, columns), params)
