@@ -18,9 +18,9 @@ from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import Fp8Format, LinearWeight, WeightFormat
 from tessera.engine.ops.cuda.candidates import Choice, Chooser
 from tessera.engine.ops.cuda.fp8 import decode, portable, sm90, sm90_rows
-from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.linear import quantize_rows
-from tessera.engine.ops.cuda.linear.quantize_rows import QUANTIZE_ROWS, quantized, scratch_bytes
+from tessera.engine.ops.cuda.linear.quantize_rows import GROUP, QUANTIZE_ROWS, quantized, scratch_bytes
 from tessera.engine.ops.cuda.quant.dequantize import DequantizeOps
 from tessera.engine.ops.cuda.types import HALF_BYTES, aligned, cuda_type
 from tessera.engine.ops.linear_interface import Accumulate, Activate, Epilogue, LayerNorm, Prologue, RMSNorm

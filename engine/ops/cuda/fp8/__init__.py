@@ -1,7 +1,7 @@
 """Products by e4m3 weights, of activations rounded to e4m3 as well.
 
 Public: `SPECS` and `instantiations`, the kernels; `problem.FP8_LINEAR`, the table of those that multiply;
-`dequantize.launch_dequantize`, for what they do not take. Their rows come from `quant.quantize_rows`.
+`dequantize.launch_dequantize`, for what they do not take. Their rows come from `linear.quantize_rows`.
 """
 
 from tessera.engine.cuda.kernel import Instantiation

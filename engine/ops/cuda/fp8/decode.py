@@ -15,8 +15,9 @@ from tessera.engine.cuda.generated import declare_header
 from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import Float32, InFloat, InT, Int32, OutOut, Pointer
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem, format_of
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, Fp8Operands, Fp8Problem, format_of
 from tessera.engine.ops.cuda.linear.decode import LEAST_UNITS, THREADS, UNIT, WARPS, cost_of_row
+from tessera.engine.ops.cuda.linear.quantize_rows import GROUP
 from tessera.engine.ops.cuda.neighbours import asked_bytes, asks_half, most_bytes
 from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
 from tessera.engine.tensor import float32

@@ -14,7 +14,8 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InT, Int32, OutOut
 from tessera.engine.ops.cuda.candidates import Candidate
 from tessera.engine.ops.cuda.fp8.decode import InBytes
-from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, Fp8Operands, Fp8Problem
+from tessera.engine.ops.cuda.linear.quantize_rows import GROUP
 from tessera.engine.ops.cuda.types import WARP_SIZE, ceil_div
 
 

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from tessera.engine.formats import Fp8Format, WeightPart
 from tessera.engine.ops.cuda.candidates import CandidateTable
-from tessera.engine.ops.cuda.linear.quantize_rows import GROUP
 from tessera.engine.ops.cuda.neighbours import may_end_half
 from tessera.engine.ops.cuda.types import HALF_BYTES
 from tessera.engine.tensor import Tensor
@@ -40,7 +39,7 @@ class Fp8Problem(NamedTuple):
     Attributes:
         num_rows, weight_rows, in_features: M, N and K.
         dtype, out_dtype: C names of the activations' and the result's elements.
-        groups: scales are of GROUP columns, and rows of the weight; else of rows and tokens.
+        groups: scales are of 128 columns, and as many rows of the weight; else of rows and tokens.
         static: the activations' scale is given.
         gated, accumulates, biased: what is around the product.
         from_x: of a single row that is not e4m3 yet, `normed` where the norm comes first.
@@ -80,7 +79,5 @@ def format_of(part: WeightPart) -> Fp8Format:
     assert isinstance(part.format, Fp8Format)
     return part.format
 
-
-__all__ = ["FP8_LINEAR", "GROUP", "Fp8Operands", "Fp8Problem", "format_of"]
 
 FP8_LINEAR: CandidateTable[Fp8Problem, Fp8Operands] = CandidateTable("fp8 linear")

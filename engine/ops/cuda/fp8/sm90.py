@@ -15,8 +15,9 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.cuda.params import InFloat, InT, Int32, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import box_map
 from tessera.engine.ops.cuda.candidates import Candidate
-from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, GROUP, Fp8Operands, Fp8Problem
+from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, Fp8Operands, Fp8Problem
 from tessera.engine.ops.cuda.linear.costs import Sm90Costs, costs_of
+from tessera.engine.ops.cuda.linear.quantize_rows import GROUP
 from tessera.engine.ops.cuda.linear.sm90 import (
     BARRIER_BYTES,
     BLOCK_THREADS,
@@ -123,9 +124,8 @@ def choose_plan(
         if plan.splits == 1:
             return True
         whole = not problem.in_order and plan.splits * MIN_SPLIT_STEPS <= steps
-        if group_steps > 1 and steps % (plan.splits * group_steps):
-            return False
-        return whole and clusters_at_once[plan.splits - 1] > 0
+        ends_groups = group_steps == 1 or steps % (plan.splits * group_steps) == 0
+        return whole and ends_groups and clusters_at_once[plan.splits - 1] > 0
 
     def cost(plan: Plan) -> float:
         return plan.cost(num_rows, problem.weight_rows, pairs, clusters_at_once[plan.cluster - 1], costs)
@@ -171,47 +171,47 @@ class Scaled(NamedTuple):
     scales: Tensor
 
 
+class ScaledOperands(NamedTuple):
+    """As `Fp8Operands`, of several rows."""
+
+    x: Scaled
+    weight: Scaled
+    bias: Tensor | None
+    out: int
+    out_stride: int
+
+
 def _launch(device: CudaDevice, problem: Fp8Problem, plan: Plan, operands: Fp8Operands) -> None:
     assert operands.values is not None
     assert operands.scales is not None
-    x, weight = (
-        Scaled(operands.values, operands.scales),
-        Scaled(operands.part.tensors["values"], operands.part.tensors["scales"]),
-    )
+    x = Scaled(operands.values, operands.scales)
+    tensors = operands.part.tensors
+    weight = Scaled(tensors["values"], tensors["scales"])
     at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
-    template = template_of(plan, problem.dtype, problem.out_dtype, groups=problem.groups)
-    kernel = (SM90_FP8_MATMUL, template)
-    launch_scaled(device, kernel, problem, plan, at_once, x, weight, operands.bias, operands.out, operands.out_stride)
+    kernel = (SM90_FP8_MATMUL, template_of(plan, problem.dtype, problem.out_dtype, groups=problem.groups))
+    scaled = ScaledOperands(x, weight, operands.bias, operands.out, operands.out_stride)
+    launch_scaled(device, kernel, problem, plan, at_once, scaled)
 
 
 def launch_scaled(
-    device: CudaDevice,
-    kernel: Instantiation,
-    problem: Fp8Problem,
-    plan: Plan,
-    at_once: int,
-    rows: Scaled,
-    stored: Scaled,
-    bias: Tensor | None,
-    out: int,
-    out_stride: int,
+    device: CudaDevice, kernel: Instantiation, problem: Fp8Problem, plan: Plan, at_once: int, operands: ScaledOperands
 ) -> None:
-    """`at_once`: clusters that the device runs at a time; `out`, `out_stride`: see `Fp8Operands`."""
+    """`at_once`: clusters that the device runs at a time."""
     num_rows = problem.num_rows
-    x, weight = as_pairs(rows.values), as_pairs(stored.values)
+    x, weight = as_pairs(operands.x.values), as_pairs(operands.weight.values)
     config = plan.config(num_rows, problem.weight_rows, problem.out_itemsize, at_once, device.max_shared_bytes)
     params = Sm90ScaledMatmulParams(
         x_map=box_map(x, plan.tile.m),
         x_tail_map=box_map(x, num_rows % plan.tile.m or plan.tile.m),
         weight_map=box_map(weight, plan.weight_box_rows(silu_mul=problem.gated)),
-        x_scales=rows.scales,
-        weight_scales=stored.scales,
-        bias=bias,
-        out=out,
+        x_scales=operands.x.scales,
+        weight_scales=operands.weight.scales,
+        bias=operands.bias,
+        out=operands.out,
         num_rows=num_rows,
         out_features=problem.weight_rows,
         in_features=problem.in_features,
-        out_stride=out_stride,
+        out_stride=operands.out_stride,
         splits=plan.splits,
         tiles_m_in_l2=ROWS_IN_L2 // (plan.tile.m * plan.sharing),
         stages=plan.stages(problem.out_itemsize, device.max_shared_bytes),

@@ -16,7 +16,7 @@ import numpy as np
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.formats import LinearWeight, PackedFormat, WeightPart
 from tessera.engine.ops.cuda.fp8.problem import Fp8Problem
-from tessera.engine.ops.cuda.fp8.sm90 import Scaled
+from tessera.engine.ops.cuda.fp8.sm90 import Scaled, ScaledOperands
 from tessera.engine.ops.cuda.int8 import sm90
 from tessera.engine.ops.cuda.linear import quantize_rows
 from tessera.engine.ops.cuda.quant.blocks import BLOCK_SCALES, BLOCKS_TO_INT8, launch_scales, launch_to_int8
@@ -129,7 +129,8 @@ class Int8LinearOps(DequantizeOps):
         rows = quantize_rows.as_integers(
             self.device, x, norm, eps, self._rows_scratch_of(quantize_rows.scratch_bytes(*x.shape))
         )
-        sm90.launch(self.device, problem, plan, Scaled(*rows), stored, weight.bias, out)
+        operands = ScaledOperands(Scaled(*rows), stored, weight.bias, out.pointer, out.shape[1])
+        sm90.launch(self.device, problem, plan, operands)
         return True
 
     def _as_integers(self, weight: LinearWeight) -> Scaled:

@@ -14,7 +14,7 @@ from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
 from tessera.engine.ops.cuda.fp8.problem import Fp8Problem
 from tessera.engine.ops.cuda.fp8.sm90 import (
     SHARING,
-    Scaled,
+    ScaledOperands,
     Sm90ScaledMatmulParams,
     choose_plan,
     launch_scaled,
@@ -25,7 +25,6 @@ from tessera.engine.ops.cuda.linear.costs import costs_of
 from tessera.engine.ops.cuda.linear.quantize_rows import INT8_GROUP
 from tessera.engine.ops.cuda.linear.sm90 import BARRIER_BYTES, BLOCK_THREADS, MAX_CLUSTER, MULTIPLE, Plan, Tile
 from tessera.engine.ops.cuda.linear.sm90_kernels import TILE_K
-from tessera.engine.tensor import Tensor
 
 SM90_INT8_MATMUL = KernelSpec(
     file="quant/sm90_int8_matmul.cu",
@@ -64,13 +63,11 @@ def plan_of(device: CudaDevice, problem: Fp8Problem) -> Plan | None:
     return choose_plan(problem, clusters, costs, max_shared_bytes=device.max_shared_bytes, group_steps=int(GROUP_STEPS))
 
 
-def launch(
-    device: CudaDevice, problem: Fp8Problem, plan: Plan, rows: Scaled, weight: Scaled, bias: Tensor | None, out: Tensor
-) -> None:
-    """`rows`: see `quantize_rows.as_integers`; `weight`: with a scale for each row."""
+def launch(device: CudaDevice, problem: Fp8Problem, plan: Plan, operands: ScaledOperands) -> None:
+    """x as `quantize_rows.as_integers` gives it, by a weight with a scale for each row."""
     at_once = count_clusters_at_once(device, problem.dtype)[plan.cluster - 1]
     kernel = (SM90_INT8_MATMUL, plan.template(problem.dtype, problem.out_dtype))
-    launch_scaled(device, kernel, problem, plan, at_once, rows, weight, bias, out.pointer, out.shape[1])
+    launch_scaled(device, kernel, problem, plan, at_once, operands)
 
 
 def kernels_of(dtype: str) -> list[Instantiation]:
