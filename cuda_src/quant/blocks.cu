@@ -253,19 +253,17 @@ __device__ __forceinline__ void store_int8(const LanePart<__half, F>& part, uint
 //   in:  codes, headers as of `dequantize_blocks_kernel`; scales [rows] float, of `block_scales_kernel`
 //   out: values [rows, columns] int8
 // Layout: contiguous rows; values 16-byte aligned, columns a multiple of 32.
-// Grid: blocks whose warps cover all rows. Block: ROW_WARPS warps. Shared memory: none.
+// Grid: (rows, blocks whose warps cover a row). Block: whole warps, up to ROW_WARPS. Shared memory: none.
 // Unit of work: one warp WARP_STEPS steps of a row, four lanes a step.
 template <typename F>
 __global__ void __launch_bounds__(ROW_WARPS* WARP_SIZE) blocks_to_int8_kernel(BLOCKS_TO_INT8_PARAMS) {
-  const int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
+  const int lane = threadIdx.x % WARP_SIZE;
   const int num_spans = ceil_div(columns, F::SPAN);
   const int num_steps = num_spans * F::STEPS_A_SPAN;
-  const int pieces = ceil_div(num_steps, WARP_STEPS);
-  const int piece = blockIdx.x * ROW_WARPS + warp;
-  const long long row = piece / pieces;
-  const int step = static_cast<int>(piece - row * pieces) * WARP_STEPS + lane / 4;
+  const long long row = blockIdx.x;
+  const int step = (blockIdx.y * blockDim.x + threadIdx.x) / WARP_SIZE * WARP_STEPS + lane / 4;
   const int first = step * STEP + lane % 4 * LANE_ELEMENTS;
-  const bool is_there = row < rows && first < columns;
+  const bool is_there = first < columns;
   const LanePart<__half, F> part(codes + row * num_steps * F::STEP_WORDS,
                                  headers + row * num_spans * F::HEADER_WORDS, step, lane % 4, is_there,
                                  Times{is_there ? __fdividef(1.0f, scales[row]) : 0.0f});

@@ -51,7 +51,6 @@ class BlocksToInt8Params(NamedTuple):
     headers: InUint
     scales: InFloat
     values: OutBytes
-    rows: Int32
     columns: Int32
 
 
@@ -145,15 +144,16 @@ def launch_to_int8(device: CudaDevice, part: WeightPart, scales: Tensor, values:
     assert isinstance(part.format, PackedFormat)
     codes, headers = (part.tensors[name] for name in part.format.tensor_names)
     rows, columns = part.shape
-    params = BlocksToInt8Params(codes=codes, headers=headers, scales=scales, values=values, rows=rows, columns=columns)
-    device.launch(BLOCKS_TO_INT8, (part.format.kernel_type,), _config(part.format, rows, columns), params)
+    params = BlocksToInt8Params(codes=codes, headers=headers, scales=scales, values=values, columns=columns)
+    pieces = _pieces(part.format, columns)
+    blocks = ceil_div(pieces, ROW_WARPS)
+    config = LaunchConfig((rows, blocks, 1), (ceil_div(pieces, blocks) * WARP_SIZE, 1, 1))
+    device.launch(BLOCKS_TO_INT8, (part.format.kernel_type,), config, params)
 
 
-def _config(format: PackedFormat, rows: int, columns: int) -> LaunchConfig:
-    """Of a kernel with a warp for 8 steps of a row."""
-    spans = ceil_div(columns, format.span)
-    pieces = rows * ceil_div(spans * format.span, WARP_SIZE * LANE_ELEMENTS)
-    return LaunchConfig((ceil_div(pieces, ROW_WARPS), 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
+def _pieces(format: PackedFormat, columns: int) -> int:
+    """Of a row, one for each warp."""
+    return ceil_div(ceil_div(columns, format.span) * format.span, WARP_SIZE * LANE_ELEMENTS)
 
 
 def launch_dequantize(
@@ -173,5 +173,6 @@ def launch_dequantize(
         rows=rows,
         columns=columns,
     )
-    template = (cuda_type(out.dtype), part.format.kernel_type)
-    device.launch(DEQUANTIZE_BLOCKS, template, _config(part.format, rows, columns), params)
+    pieces = rows * _pieces(part.format, columns)
+    config = LaunchConfig((ceil_div(pieces, ROW_WARPS), 1, 1), (ROW_WARPS * WARP_SIZE, 1, 1))
+    device.launch(DEQUANTIZE_BLOCKS, (cuda_type(out.dtype), part.format.kernel_type), config, params)
