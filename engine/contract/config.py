@@ -183,7 +183,7 @@ class EngineConfig(ProcessSettings, frozen=True, kw_only=True):
     prompt_activations: Annotated[
         PromptActivationsName,
         Option(
-            "int8: in steps of more than 256 tokens, products by weights of 4 to 8 bits whose activations have 16 bits "
+            "int8: in steps of more than 256 tokens, products by weights of 2 to 8 bits whose activations have 16 bits "
             "(GGUF, AWQ, GPTQ, int4 and their like) round both to 8 bits, which makes prompts faster (on sm_90)",
             group="device and memory",
         ),
