@@ -205,3 +205,33 @@ def test_a_broken_row_keeps_to_itself(ops: CudaOps) -> None:
     broken = np.isin(np.arange(40), [3, 9])
     np.testing.assert_array_equal(found[~broken], whole[~broken])
     assert not np.isfinite(found[broken].astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("count", [17, 70])
+def test_a_recorded_chain_waits(count: int, ops: CudaOps) -> None:
+    """All weights become int8 in one scratch, and products may start before what is in front of them ends."""
+    device, width = ops.device, 512
+    weights = [
+        mixed_weight(device, bfloat16, [name], [width], width)[0] for name in ("packed_q4_k", "packed_int4group128") * 2
+    ]
+    ops.reserve_linear(weights, np.dtype(bfloat16), count)
+    norm = from_numpy(random_array(17, (width,), bfloat16), device)
+    x = from_numpy(random_array(18, (count, width), bfloat16), device)
+    outs = [empty((count, width), bfloat16, device) for _ in weights]
+    scratch = empty((count, width), bfloat16, device)
+
+    def run() -> None:
+        for source, weight, out in zip([x, *outs], weights, outs, strict=False):
+            ops.linear(source, weight, prologue=RMSNorm(norm, 1e-5, scratch), out=out)
+
+    run()
+    expected = outs[-1].numpy().copy()
+    assert np.isfinite(expected.astype(np.float32)).all()
+    with device.capture() as finish:
+        run()
+    graph = finish()
+    for _ in range(10):
+        for out in outs:
+            out.upload(np.full(out.shape, np.nan, bfloat16))
+        graph.launch()
+        np.testing.assert_array_equal(outs[-1].numpy(), expected)
