@@ -126,8 +126,8 @@ struct DecodeRow {
 //        sinks [num_heads] T, with SINKS: exp(sinks[h]) is added to the sum that head h's softmax divides by
 //        scale_log2 = scale * log2(e), positive, or CAPPED scale / cap with cap_log2 = cap * log2(e), for
 //        scores cap * tanh(q . k * scale / cap); even_splits, min_split_keys, max_split_keys and max_splits
-//        as find_even_splits, the keys multiples of 64; beside_prefill: the kernel in front has let this one
-//        start when all that both need was there, and they run side by side
+//        as RowDivision, the keys multiples of 64; helpers: blocks along y for long rows; beside_prefill: the
+//        kernel in front has let this one start when all that both need was there, and they run side by side
 //   out: out [num_tokens, num_heads * HEAD_DIM] T
 //        partial_out [num_seqs, num_heads, max_splits, HEAD_DIM] float
 //        partial_sums [num_seqs, num_heads, max_splits, 2] float

@@ -202,8 +202,7 @@ __device__ __forceinline__ unsigned largest_of(const LanePart<float, F>& part) {
   return largest;
 }
 
-// scales[r] = what row r is divided by for codes of 8 bits: max / 127 of its numbers, which is NaN where one
-// of them is.
+// scales[r] = max |w| / 127 of row r, its scale as int8; NaN where one of its numbers is.
 //   in:  codes, headers as of `dequantize_blocks_kernel`
 //   out: scales [rows] float
 // Layout: contiguous rows.

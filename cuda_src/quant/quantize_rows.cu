@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(MOST_THREADS<CHUNKS>, MIN_BLOCKS<NORM, CHUNKS>
   auto store = [&](int i, const uint4& raw, float scale, float inverse) {
     if constexpr (INT8) {
       static_assert(INT8_GROUP == CHUNK * WARP_SIZE, "a warp has a group");
-      const Int8Scale of_group = Int8Scale::of(__reduce_max_sync(FULL_WARP, largest_magnitude(raw)), T());
+      const Int8Scale of_group = Int8Scale::of_bits<T>(__reduce_max_sync(FULL_WARP, largest_magnitude(raw)));
       if (i % INT8_GROUP == 0 && i < hidden) {
         scales[static_cast<long long>(i / INT8_GROUP) * gridDim.x + row] = of_group.scale;
       }

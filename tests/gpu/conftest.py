@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from tessera.engine.autograd.functions import Functions
-from tessera.engine.cuda import compiler
 from tessera.engine.cuda.driver import find_device
 from tessera.engine.ops.cpu import CpuOps
 from tests.gpu.lost_device import pytest_runtest_makereport, pytest_runtest_setup  # noqa: F401 (hooks)
 from tests.support.cases.op_cases import DTYPES
+from tests.support.kernel_macro import define_kernel_macro
 
 if TYPE_CHECKING:
     from tessera.engine.cuda.device import CudaDevice
@@ -26,12 +26,8 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where there are several GPUs, each of pytest-xdist's workers has another one as its device 0.
-
-    KERNEL_MACRO is one that kernels are compiled with, for NVIDIA's sanitizers.
-    """
-    if macro := os.environ.get("KERNEL_MACRO"):
-        compiler.OPTIONS += (f"-D{macro}",)
+    """Where there are several GPUs, each of pytest-xdist's workers has another one as its device 0."""
+    define_kernel_macro()
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if worker.startswith("gw") and len(gpus) > 1:

@@ -6,7 +6,6 @@ plugin, have tests and the engines in them load a kernel when they first launch 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.kernel import Instantiation
 from tessera.engine.ops.cuda import CudaOps
 from tests.support.cases.op_cases import DTYPES
+from tests.support.kernel_macro import define_kernel_macro
 
 Progress = Callable[[int, int], None]
 
@@ -41,8 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def main() -> None:
     compiler.NAMES_PER_PROGRAM = 1
-    if macro := os.environ.get("KERNEL_MACRO"):
-        compiler.OPTIONS += (f"-D{macro}",)
+    define_kernel_macro()
     ops = CudaOps(CudaDevice(0))
     for dtype in DTYPES:
         ops.compile(dtype)

@@ -262,6 +262,18 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// Between a product's wait and what uses its sums, floats or ints: the compiler moves no use of them across.
+template <int COUNT>
+__device__ __forceinline__ void hold_registers(float (&values)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void hold_registers(int (&values)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(values[i])::"memory");
+}
+
 // Start sums[64xN] = a[64x16] b[Nx16]^T, + sums where `add`. Warp w of the group has rows 16 w to 16 w + 15;
 // with g = lane / 4 and t = lane % 4, sums[4 j + i] is row g + i / 2 * 8, column 8 j + 2 t + i % 2.
 template <typename T, int N>

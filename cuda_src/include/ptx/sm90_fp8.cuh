@@ -3,13 +3,6 @@
 
 #include "ptx/sm90.cuh"
 
-// Between a product's wait and what uses its sums: the compiler moves no use of them across.
-template <int COUNT>
-__device__ __forceinline__ void hold_registers(float (&values)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(values[i])::"memory");
-}
-
 // As `wgmma`, of e4m3 in rows of 128 bytes along k: sums[64xN] = a[64x32] b[Nx32]^T, + sums where `add`. The
 // tensor cores add with fewer bits than a float has, so `sums` are to be of a short k.
 template <int N>

@@ -3,13 +3,6 @@
 
 #include "ptx/sm90.cuh"
 
-// As `hold_registers` of floats.
-template <int COUNT>
-__device__ __forceinline__ void hold_registers(int (&values)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(values[i])::"memory");
-}
-
 // As `wgmma`, of integers in rows of 128 bytes along k: sums[64xN] = a[64x32] b[Nx32]^T, + sums where `add`.
 template <int N>
 __device__ __forceinline__ void wgmma_int8(int (&sums)[N / 2], unsigned long long a, unsigned long long b,

@@ -19,7 +19,7 @@ struct Int8Scale {
   }
   // Of the magnitude whose bits, as a 16-bit T, these are.
   template <typename T>
-  static __device__ __forceinline__ Int8Scale of(unsigned bits, T) {
+  static __device__ __forceinline__ Int8Scale of_bits(unsigned bits) {
     return of(to_float(__builtin_bit_cast(T, static_cast<unsigned short>(bits))));
   }
 };

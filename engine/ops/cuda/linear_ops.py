@@ -60,13 +60,11 @@ class LinearOps(Int8LinearOps, Fp8LinearOps):
             if launch_block_product(self.device, blocks, accumulates=isinstance(epilogue, Accumulate)) is None:
                 raise TesseraError("a product's rows are turned for another than the next one")
             return
-        if weight.dense is None:
-            if self._fp8_linear(x, weight, prologue, epilogue, out):
-                return
-            if self._int8_linear(x, weight, prologue, epilogue, out):
-                return
-        if not self._fused(x, weight, prologue, epilogue, out):
-            super()._linear(x, weight, prologue, epilogue, out)
+        around = (x, weight, prologue, epilogue, out)
+        if weight.dense is None and (self._fp8_linear(*around) or self._int8_linear(*around)):
+            return
+        if not self._fused(*around):
+            super()._linear(*around)
 
     def _linear_of_sum(
         self, x: Tensor, weight: LinearWeight, prologue: RMSNorm, epilogue: Epilogue | None, out: Tensor

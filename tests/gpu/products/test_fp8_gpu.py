@@ -23,6 +23,7 @@ from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.ops.make import make_ops
 from tessera.engine.tensor import CPU, Device, bfloat16, empty, float16, float32, from_numpy, uint8
 from tests.gpu.conftest import NoTransfers
+from tests.gpu.products.checks import check_recording
 from tests.support.cases.op_cases import poisoned, random_array
 from tests.support.cases.quantisers import SCHEMES as QUANTISED
 from tests.support.cases.quantisers import quantised_model
@@ -449,16 +450,7 @@ def test_a_recorded_chain_waits(count: int, cuda_ops: CudaOps) -> None:
         for source, weight, out in zip([x, *outs], weights, outs, strict=False):
             cuda_ops.linear(source, weight, prologue=RMSNorm(norm, 1e-5, scratch), out=out)
 
-    run()
-    expected = outs[-1].numpy().copy()
-    with device.capture() as finish:
-        run()
-    graph = finish()
-    for _ in range(10):
-        for out in outs:
-            out.upload(np.full(out.shape, np.nan, bfloat16))
-        graph.launch()
-        np.testing.assert_array_equal(outs[-1].numpy(), expected)
+    check_recording(run, outs, device)
 
 
 # Activations in blocks of 16 columns are rounded by NumPy alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,16 @@ from tessera.engine.formats import KERNEL_FORMATS, PACKED_FORMATS, LinearWeight,
 from tessera.engine.gguf.blocks import dequantize
 from tessera.engine.ops.cpu import CpuOps
 from tessera.engine.ops.cuda import CudaOps
+from tessera.engine.ops.cuda.fp8.sm90 import SHARING, may_share, plans_for
 from tessera.engine.ops.cuda.int8 import ops as int8_ops
+from tessera.engine.ops.cuda.int8 import sm90
 from tessera.engine.ops.cuda.int8.sm90 import SM90_INT8_MATMUL
 from tessera.engine.ops.cuda.linear.quantize_rows import INT8_GROUP, as_integers, scratch_bytes
+from tessera.engine.ops.cuda.linear.sm90 import Plan
 from tessera.engine.ops.cuda.quant.blocks import launch_scales, launch_to_int8
 from tessera.engine.ops.linear_interface import Accumulate, Activate, RMSNorm
 from tessera.engine.tensor import CPU, bfloat16, empty, float16, float32, from_numpy, uint8
+from tests.gpu.products.checks import check_recording
 from tests.support.cases.gguf_blocks import extreme_blocks
 from tests.support.cases.op_cases import mixed_weight, poisoned, random_array
 from tests.support.references.int8_codes import Int8Codes
@@ -28,6 +33,7 @@ Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.gpu
 FEW_ROWS = 16  # of these tests
 MOST_OFF = 0.9  # of a weight's integers
+PLAN_COLUMNS = 1024  # four groups, of which two or four splits have an equal share
 MIXED = ("packed_q4_k", "packed_q6_k")
 
 
@@ -39,6 +45,11 @@ def ops(cuda_device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> CudaOps:
     made = CudaOps(cuda_device)
     made.rounds_many_rows = True
     return made
+
+
+def normed_by_numpy(x: Array, gain: Array, cpu_ops: CpuOps) -> Array:
+    out = empty(x.shape, x.dtype, CPU)
+    return cpu_ops.rmsnorm(from_numpy(x, CPU), from_numpy(gain, CPU), 1e-5, out=out).numpy()
 
 
 def as_int8(part: WeightPart, device: CudaDevice) -> Int8Codes:
@@ -110,7 +121,7 @@ def test_rows_as_int8(
     gain = from_numpy(norm, cuda_device) if normed else None
     values, scales = as_integers(cuda_device, from_numpy(x, cuda_device), gain, 1e-5, scratch)
     if normed:
-        x = cpu_ops.rmsnorm(from_numpy(x, CPU), from_numpy(norm, CPU), 1e-5, out=empty(x.shape, dtype, CPU)).numpy()
+        x = normed_by_numpy(x, norm, cpu_ops)
     expected = Int8Codes.of(x.astype(np.float32), INT8_GROUP)
     np.testing.assert_allclose(scales.numpy().T, expected.scales, rtol=0.01 if normed else 1e-6)
     difference = np.abs(values.numpy().view(np.int8).astype(int) - expected.integers)
@@ -119,8 +130,8 @@ def test_rows_as_int8(
     assert difference[whole].max() <= (2 if normed else 0)
 
 
-# (formats, rows of each in the weight, rows of x, K): a tile and a half of rows, groups that end within one; several
-# tiles; parts in two formats; blocks that share; k in splits.
+# (formats, rows of each in the weight, rows of x, K): a part of a tile; several tiles; parts in two formats; groups of
+# columns that end within one; k in splits; many rows.
 SHAPES = [
     (("packed_q4_k",), (64,), 100, 256),
     (("packed_q6_k",), (200,), 129, 768),
@@ -128,6 +139,7 @@ SHAPES = [
     (("packed_int4group128",), (192,), 260, 384),
     (("packed_q8_0",), (48,), 33, 1152),
     (("packed_q4_k",), (16,), 20, 4096),
+    (("packed_q4_k",), (192,), 1100, 512),
 ]
 
 
@@ -152,7 +164,7 @@ def test_products(
     taken = x
     if normed:
         prologue = RMSNorm(from_numpy(gain, device), 1e-5, empty(x.shape, dtype, device))
-        taken = cpu_ops.rmsnorm(from_numpy(x, CPU), from_numpy(gain, CPU), 1e-5, out=empty(x.shape, dtype, CPU)).numpy()
+        taken = normed_by_numpy(x, gain, cpu_ops)
     exact = Int8Codes.of(taken.astype(np.float32), INT8_GROUP).product(weight_codes(weight, ops.device))
     device_x, out = from_numpy(x, device), poisoned(residual.shape, dtype, device)
     roundings = 4 if normed else 1
@@ -166,6 +178,39 @@ def test_products(
         out.upload(residual)
         added = ops.linear(device_x, weight, epilogue=Accumulate(), out=out).numpy()
         assert_close(added, exact + residual.astype(np.float64), dtype)
+
+
+def plans() -> list[Plan]:
+    """All for PLAN_COLUMNS columns, those of blocks that share among them."""
+    steps = PLAN_COLUMNS // sm90.STEP
+    alone = [
+        plan for plan in plans_for(groups=False, logits=False) if steps % (plan.splits * int(sm90.GROUP_STEPS)) == 0
+    ]
+    return alone + [replace(plan, sharing=SHARING) for plan in alone if may_share(plan)]
+
+
+@pytest.mark.parametrize("plan", plans(), ids=str)
+def test_every_plan(plan: Plan, ops: CudaOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges in both directions, added to what is there, and gated."""
+    monkeypatch.setattr(sm90, "plan_of", lambda *_: plan)
+    rows, features = 150, 400
+    weight, _ = mixed_weight(ops.device, bfloat16, ["packed_q4_k"], [features], PLAN_COLUMNS)
+    x, residual = random_array(1, (rows, PLAN_COLUMNS), bfloat16), random_array(2, (rows, features), bfloat16)
+    exact = Int8Codes.of(x.astype(np.float32), INT8_GROUP).product(weight_codes(weight, ops.device))
+    device_x, out = from_numpy(x, ops.device), from_numpy(residual, ops.device)
+    added = ops.linear(device_x, weight, epilogue=Accumulate(), out=out).numpy()
+    assert_close(added, exact + residual.astype(np.float64), bfloat16)
+    gate = Activate("silu_mul", poisoned((rows, features), bfloat16, ops.device))
+    half = poisoned((rows, features // 2), bfloat16, ops.device)
+    gated = ops.linear(device_x, weight, epilogue=gate, out=half).numpy()
+    assert_close(gated, gated_by_numpy(exact), bfloat16, roundings=2)
+
+
+def gated_by_numpy(y: Array) -> Array:
+    gate, up = np.split(y, 2, axis=1)
+    with np.errstate(over="ignore"):
+        found: Array = gate / (1 + np.exp(-gate)) * up
+    return found
 
 
 def test_few_rows_are_those_without(ops: CudaOps) -> None:
@@ -187,13 +232,10 @@ def test_gated_products(rows: int, columns: int, inner: int, ops: CudaOps) -> No
     weight, _ = mixed_weight(ops.device, bfloat16, ["packed_q4_k"], [2 * inner], columns)
     x = random_array(1, (rows, columns), bfloat16)
     y = Int8Codes.of(x.astype(np.float32), INT8_GROUP).product(weight_codes(weight, ops.device))
-    gate, up = y[:, :inner], y[:, inner:]
     scratch = poisoned((rows, 2 * inner), bfloat16, ops.device)
     out = poisoned((rows, inner), bfloat16, ops.device)
     found = ops.linear(from_numpy(x, ops.device), weight, epilogue=Activate("silu_mul", scratch), out=out).numpy()
-    with np.errstate(over="ignore"):
-        expected = gate / (1 + np.exp(-gate)) * up
-    assert_close(found, expected, bfloat16, roundings=2)
+    assert_close(found, gated_by_numpy(y), bfloat16, roundings=2)
 
 
 def test_a_broken_row_keeps_to_itself(ops: CudaOps) -> None:
@@ -224,14 +266,4 @@ def test_a_recorded_chain_waits(count: int, ops: CudaOps) -> None:
         for source, weight, out in zip([x, *outs], weights, outs, strict=False):
             ops.linear(source, weight, prologue=RMSNorm(norm, 1e-5, scratch), out=out)
 
-    run()
-    expected = outs[-1].numpy().copy()
-    assert np.isfinite(expected.astype(np.float32)).all()
-    with device.capture() as finish:
-        run()
-    graph = finish()
-    for _ in range(10):
-        for out in outs:
-            out.upload(np.full(out.shape, np.nan, bfloat16))
-        graph.launch()
-        np.testing.assert_array_equal(outs[-1].numpy(), expected)
+    check_recording(run, outs, device)

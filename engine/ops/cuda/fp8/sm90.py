@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import declare_header
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.cuda.params import InFloat, InT, Int32, OutOut, TensorMap
 from tessera.engine.cuda.tensor_map import box_map
 from tessera.engine.ops.cuda.candidates import Candidate
@@ -19,14 +19,13 @@ from tessera.engine.ops.cuda.fp8.problem import FP8_LINEAR, Fp8Operands, Fp8Prob
 from tessera.engine.ops.cuda.linear.costs import Sm90Costs, costs_of
 from tessera.engine.ops.cuda.linear.quantize_rows import GROUP
 from tessera.engine.ops.cuda.linear.sm90 import (
-    BARRIER_BYTES,
-    BLOCK_THREADS,
     MAX_CLUSTER,
     MIN_SPLIT_STEPS,
     MULTIPLE,
     ROWS_IN_L2,
     Plan,
     Tile,
+    clusters_at_once_of,
 )
 from tessera.engine.ops.cuda.linear.sm90_kernels import SPLITTABLE_N, TILE_K, WGMMA_M
 from tessera.engine.ops.cuda.types import HALF_BYTES, ceil_div
@@ -137,12 +136,8 @@ def choose_plan(
 
 @lru_cache(maxsize=16)
 def count_clusters_at_once(device: CudaDevice, dtype: str) -> tuple[int, ...]:
-    """Clusters of 1, 2, ... MAX_CLUSTER blocks that `device` runs at a time, each block alone on its multiprocessor."""
-    template = template_of(Plan(TILES[-1]), dtype, dtype, groups=False)
-    shared_bytes = device.max_shared_bytes - BARRIER_BYTES
-    configs = [LaunchConfig((s, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, s) for s in range(2, MAX_CLUSTER + 1)]
-    counts = [device.clusters_at_once(SM90_FP8_MATMUL, template, config) for config in configs]
-    return (device.multiprocessors, *counts)
+    """As `linear.sm90.count_clusters_at_once`."""
+    return clusters_at_once_of(device, SM90_FP8_MATMUL, template_of(Plan(TILES[-1]), dtype, dtype, groups=False))
 
 
 def _accepts(problem: Fp8Problem, device: CudaDevice) -> Plan | None:

@@ -10,10 +10,11 @@ from functools import lru_cache
 
 from tessera.engine.cuda.device import CudaDevice
 from tessera.engine.cuda.generated import Constant, declare_header
-from tessera.engine.cuda.kernel import Instantiation, KernelSpec, LaunchConfig
+from tessera.engine.cuda.kernel import Instantiation, KernelSpec
 from tessera.engine.ops.cuda.fp8.problem import Fp8Problem
 from tessera.engine.ops.cuda.fp8.sm90 import (
     SHARING,
+    TILES,
     ScaledOperands,
     Sm90ScaledMatmulParams,
     choose_plan,
@@ -23,7 +24,7 @@ from tessera.engine.ops.cuda.fp8.sm90 import (
 )
 from tessera.engine.ops.cuda.linear.costs import costs_of
 from tessera.engine.ops.cuda.linear.quantize_rows import INT8_GROUP
-from tessera.engine.ops.cuda.linear.sm90 import BARRIER_BYTES, BLOCK_THREADS, MAX_CLUSTER, MULTIPLE, Plan, Tile
+from tessera.engine.ops.cuda.linear.sm90 import MULTIPLE, Plan, clusters_at_once_of
 from tessera.engine.ops.cuda.linear.sm90_kernels import TILE_K
 
 SM90_INT8_MATMUL = KernelSpec(
@@ -40,17 +41,12 @@ SPECS = (SM90_INT8_MATMUL,)
 STEP = 2 * TILE_K  # columns of a stage of the ring
 GROUP_STEPS = Constant(INT8_GROUP // STEP, "stages of a group of columns")
 declare_header("sm90_int8_matmul", __name__, {"GROUP_STEPS": GROUP_STEPS})
-SMALLEST = Tile(1, 32)
 
 
 @lru_cache(maxsize=16)
 def count_clusters_at_once(device: CudaDevice, dtype: str) -> tuple[int, ...]:
-    """As `fp8.sm90.count_clusters_at_once`."""
-    template = Plan(SMALLEST).template(dtype, dtype)
-    shared_bytes = device.max_shared_bytes - BARRIER_BYTES
-    configs = [LaunchConfig((s, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, s) for s in range(2, MAX_CLUSTER + 1)]
-    counts = [device.clusters_at_once(SM90_INT8_MATMUL, template, config) for config in configs]
-    return (device.multiprocessors, *counts)
+    """As `linear.sm90.count_clusters_at_once`."""
+    return clusters_at_once_of(device, SM90_INT8_MATMUL, Plan(TILES[-1]).template(dtype, dtype))
 
 
 def plan_of(device: CudaDevice, problem: Fp8Problem) -> Plan | None:

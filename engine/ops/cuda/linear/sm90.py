@@ -223,11 +223,14 @@ def choose_plan(
 @lru_cache(maxsize=16)
 def count_clusters_at_once(device: CudaDevice, dtype: str) -> tuple[int, ...]:
     """Clusters of 1, 2, ... MAX_CLUSTER blocks that `device` runs at a time, each block alone on its multiprocessor."""
-    template = Plan(TILES[-1]).template(dtype, dtype)
+    return clusters_at_once_of(device, SM90_MATMUL, Plan(TILES[-1]).template(dtype, dtype))
+
+
+def clusters_at_once_of(device: CudaDevice, spec: KernelSpec[Any], template: tuple[str, ...]) -> tuple[int, ...]:
+    """The same of a kernel whose blocks are as these products' are."""
     shared_bytes = device.max_shared_bytes - BARRIER_BYTES
     configs = [LaunchConfig((s, 1, 1), (BLOCK_THREADS, 1, 1), shared_bytes, s) for s in range(2, MAX_CLUSTER + 1)]
-    counts = [device.clusters_at_once(SM90_MATMUL, template, config) for config in configs]
-    return (device.multiprocessors, *counts)
+    return (device.multiprocessors, *(device.clusters_at_once(spec, template, config) for config in configs))
 
 
 def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:

@@ -130,7 +130,7 @@ def instantiations(dtypes: tuple[str, ...]) -> list[Instantiation]:
 
 
 def launch_scales(device: CudaDevice, part: WeightPart, scales: Tensor) -> None:
-    """What each row of a part [N, K] is divided by for `launch_to_int8`, to `scales` [N]."""
+    """The scales [N] of a part's rows as int8."""
     assert isinstance(part.format, PackedFormat)
     codes, headers = (part.tensors[name] for name in part.format.tensor_names)
     rows, columns = part.shape
@@ -140,7 +140,7 @@ def launch_scales(device: CudaDevice, part: WeightPart, scales: Tensor) -> None:
 
 
 def launch_to_int8(device: CudaDevice, part: WeightPart, scales: Tensor, values: Tensor) -> None:
-    """A part over its scales as int8, to `values` [N, K]."""
+    """A part as int8 `values` [N, K], by the `scales` of `launch_scales`."""
     assert isinstance(part.format, PackedFormat)
     codes, headers = (part.tensors[name] for name in part.format.tensor_names)
     rows, columns = part.shape
